@@ -1,0 +1,116 @@
+"""The attention backend that a runner plans and calls.
+
+A backend plans on the host before each step (`init_forward_metadata*`) and computes on the device
+(`forward_*`). Layers with the same `AttentionGroup` share one plan: a model with sliding-window and
+full layers has two groups, and planning once a model would be wrong for one of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from runners.forward_batch import ForwardBatch, ForwardMode
+
+
+@dataclass(frozen=True)
+class AttentionGroup:
+    """Everything an attention plan depends on, equal for all layers of the group."""
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    #: Multiplies the scores before the softmax.
+    sm_scale: float
+    #: Tokens that a query sees, itself included; None for full attention.
+    sliding_window: int | None = None
+    #: Scores are passed through `cap * tanh(score / cap)`; None for none.
+    logits_soft_cap: float | None = None
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One layer's view of the cache: `[num_pages, page_size, num_kv_heads, head_dim]` each."""
+
+    group_id: int
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+
+
+class AttentionBackend(ABC):
+    """Plans and computes attention over a paged KV cache."""
+
+    #: Short name, as in `attention.backend`.
+    name: str
+    #: True if cache content past a request's length never reaches the output, even when it is NaN.
+    masks_tail: bool
+
+    @abstractmethod
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Allocate the static metadata that captured graphs read, for up to `max_bs` requests."""
+
+    @abstractmethod
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """Length that a padding row must have so that every kernel stays in bounds and finite."""
+
+    @abstractmethod
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """Plan an eager step (prefill or decode)."""
+
+    @abstractmethod
+    def init_forward_metadata_capture_cuda_graph(
+        self,
+        bs: int,
+        num_tokens: int,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        forward_mode: ForwardMode,
+    ) -> None:
+        """Plan for the capture of size `bs`; the static buffers hold padding rows only."""
+
+    @abstractmethod
+    def init_forward_metadata_replay_cuda_graph(
+        self,
+        bs: int,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        seq_lens_sum: int,
+        forward_mode: ForwardMode,
+        seq_lens_cpu: torch.Tensor,
+    ) -> None:
+        """Plan a replay of size `bs` (padding rows included) into the captured addresses.
+
+        Raises `PlanLayoutError` if the layout differs from the captured one.
+        """
+
+    @abstractmethod
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """Write `k`, `v` to the cache and attend causally.
+
+        `q` is `[num_tokens, num_qo_heads, head_dim]`, `k` and `v` are
+        `[num_tokens, num_kv_heads, head_dim]`; returns `[num_tokens, num_qo_heads, head_dim]`.
+        """
+
+    @abstractmethod
+    def forward_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """As `forward_extend`, with one token a request."""
+
+    def captured_tensors(self) -> dict[str, torch.Tensor]:
+        """Static tensors whose addresses captured graphs read, by name (for the stale check)."""
+        return {}

@@ -1,0 +1,94 @@
+"""What one step of the model takes and gives back.
+
+The names follow SGLang's and pymllm's `ForwardBatch`, so that a reader of either engine is at home.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+#: Tokens that one request contributes to a decode step. Speculative decoding would raise it.
+NUM_TOKENS_PER_BS = 1
+
+
+class ForwardMode(enum.Enum):
+    """Which kind of step a batch is."""
+
+    EXTEND = "extend"  #: prefill: one or more new tokens a request, whole prompts or chunks of them
+    DECODE = "decode"  #: exactly `NUM_TOKENS_PER_BS` new tokens a request
+    IDLE = "idle"  #: no request at all
+    MIXED = "mixed"  #: reserved: prefill and decode in one step
+
+    def is_decode_or_idle(self) -> bool:
+        return self in (ForwardMode.DECODE, ForwardMode.IDLE)
+
+    def is_extend(self) -> bool:
+        return self is ForwardMode.EXTEND
+
+
+@dataclass
+class ForwardBatch:
+    """The inputs of one step. Tensors live on the host or on the runner's device.
+
+    The scheduler builds them on the host; the runner copies them to static buffers (decode) or to
+    the device (prefill). Tokens of different requests are packed one after the other, unpadded.
+    """
+
+    forward_mode: ForwardMode
+    #: Number of requests in the step.
+    batch_size: int
+    #: `[num_tokens]` int64, token ids.
+    input_ids: torch.Tensor
+    #: `[num_tokens]` int64, position of each token in its own request.
+    positions: torch.Tensor
+    #: `[batch_size]` int32, row of each request in the request table (row 0 is the padding row).
+    req_pool_indices: torch.Tensor
+    #: `[batch_size]` int32, tokens of each request in the cache after this step.
+    seq_lens: torch.Tensor
+    #: `[batch_size]` int32 on the host: the same numbers, for planning without a device read.
+    seq_lens_cpu: torch.Tensor
+    #: Sum of `seq_lens`, known to the host.
+    seq_lens_sum: int
+    #: `[num_tokens]` int64, slot of the paged cache that receives each new token's key and value.
+    out_cache_loc: torch.Tensor
+    #: New tokens a request, host integers; None in a decode step (one token each).
+    extend_seq_lens_cpu: list[int] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens in this step, over all requests."""
+        return int(self.input_ids.shape[0])
+
+    def to(self, device: torch.device) -> ForwardBatch:
+        """Return the batch with its device tensors on `device` (`seq_lens_cpu` stays on the host)."""
+        moved = {
+            f.name: value.to(device, non_blocking=True)
+            for f in fields(self)
+            if f.name != "seq_lens_cpu" and isinstance(value := getattr(self, f.name), torch.Tensor)
+        }
+        return replace(self, **moved)
+
+    @classmethod
+    def idle(cls) -> ForwardBatch:
+        """A step without requests: every tensor is empty."""
+        int64, int32 = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
+        return cls(ForwardMode.IDLE, 0, int64, int64, int32, int32, int32, 0, int64)
+
+
+@dataclass
+class LogitsProcessorOutput:
+    """What a step returns.
+
+    A replay returns views of the graph's static output: they are valid until the next replay of
+    *any* graph of the pool. `runner.copy_output=true` returns copies.
+    """
+
+    #: `[batch_size, vocab_size]` in the model's dtype: logits of the token after the last one.
+    next_token_logits: torch.Tensor
+    #: `[batch_size]` int64, sampled ids, or None when sampling is left to the caller.
+    next_token_ids: torch.Tensor | None = None
+    #: `[num_tokens, hidden_size]`, or None when not asked for.
+    hidden_states: torch.Tensor | None = None
