@@ -1,0 +1,42 @@
+"""What a user did that cannot run: always field, value and remedy."""
+
+from __future__ import annotations
+
+
+class ConfigError(ValueError):
+    """A value in the configuration or on the command line cannot be used.
+
+    Shown without a traceback and mapped to exit code 2. `field` is the dotted key, `value` what was
+    given (as text), `remedy` the sentence that says what to write instead.
+    """
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        self.field = field
+        self.value = value
+        self.remedy = remedy
+        super().__init__(f"{field}={as_written(value)}: {remedy}")
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str]]:
+        return type(self), (self.field, self.value, self.remedy)
+
+
+class NotYetAvailable(ConfigError):
+    """The value is part of the design, and the code behind it is not there yet."""
+
+    def __init__(self, field: str, value: object, instead: str) -> None:
+        super().__init__(field, value, f"not yet available; {instead}")
+        self.instead = instead
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str]]:
+        return type(self), (self.field, self.value, self.instead)
+
+
+def as_written(value: object) -> str:
+    """Return `value` as the command line spells it: `[1,2,4]`, `true`, `null`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(as_written(item) for item in value) + "]"
+    return str(value)
