@@ -1,0 +1,1 @@
+"""Load a transformers model and route its attention into a paged backend."""

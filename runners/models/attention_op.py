@@ -1,0 +1,116 @@
+"""The operator that stands for paged attention in a model, and its registration with transformers.
+
+torch.compile sees one opaque operator a layer. The caches are tensor arguments and the group is the
+only integer, so that layers of the same group share one compiled graph: the layer's index never
+becomes a guard (with 12 layers it would hit the recompile limit of 8 and quietly run eager).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from runners.attention.base import AttentionGroup, AttentionLayer
+from runners.models.context import current_context
+
+#: `attn_implementation` of a model whose attention runs on our backends.
+#: NOTE: no mask function is registered under this name on purpose. transformers then skips building
+#: masks altogether (`masking_utils._preprocess_mask_arguments`), which would read the device.
+ATTENTION = "cudagraph_harness"
+#: `attn_implementation` of a model that is being probed for its attention groups.
+PROBE = "cudagraph_harness_probe"
+
+_library = torch.library.Library("cudagraph_harness", "DEF")
+_library.define(
+    "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, int group_id)"
+    " -> Tensor"
+)
+
+
+def _paged_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    group_id: int,
+) -> torch.Tensor:
+    context = current_context()
+    layer = AttentionLayer(group_id, k_cache, v_cache)
+    if context.batch.forward_mode.is_extend():
+        return context.backend.forward_extend(q, k, v, layer, context.batch)
+    return context.backend.forward_decode(q, k, v, layer, context.batch)
+
+
+def _paged_attention_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    group_id: int,
+) -> torch.Tensor:
+    return q.new_empty(q.shape)
+
+
+_library.impl("paged_attention", _paged_attention, "CPU")
+_library.impl("paged_attention", _paged_attention, "CUDA")
+torch.library.register_fake("cudagraph_harness::paged_attention", _paged_attention_fake)
+
+
+def _attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: `[1, heads, num_tokens, head_dim]` in, tokens first out.
+
+    Scale, window and cap were read from the same keywords by the probe and live in the group.
+    """
+    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
+    out = torch.ops.cudagraph_harness.paged_attention(
+        q, k, v, module.k_cache, module.v_cache, module.group_id
+    )
+    return out.unsqueeze(0), None
+
+
+class AttentionProbe:
+    """Records what each attention layer asks for, during one call of the model."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[nn.Module, AttentionGroup]] = []
+
+    def record(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Attention function that notes its keywords and returns zeros."""
+        head_dim = query.shape[-1]
+        group = AttentionGroup(
+            num_qo_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            head_dim=head_dim,
+            sm_scale=head_dim**-0.5 if scaling is None else float(scaling),
+            sliding_window=sliding_window,
+            logits_soft_cap=softcap,
+        )
+        self.calls.append((module, group))
+        return torch.zeros_like(query).transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION, _attend)

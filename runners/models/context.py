@@ -1,0 +1,44 @@
+"""Which backend and batch the attention layers are running for.
+
+A model's layers cannot be handed these as arguments: transformers' signatures are fixed, and
+torch.compile would guard on them. So the runner sets them around the model's call, and the custom
+operator of `attention_op` looks them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from runners.attention.base import AttentionBackend
+from runners.forward_batch import ForwardBatch
+
+
+@dataclass(frozen=True)
+class ForwardContext:
+    """The step in progress."""
+
+    backend: AttentionBackend
+    batch: ForwardBatch
+
+
+_current: ForwardContext | None = None
+
+
+@contextmanager
+def forward_context(backend: AttentionBackend, batch: ForwardBatch) -> Iterator[None]:
+    """Run the body's attention layers on `backend`, for `batch`. The previous context comes back."""
+    global _current
+    previous = _current
+    _current = ForwardContext(backend, batch)
+    try:
+        yield
+    finally:
+        _current = previous
+
+
+def current_context() -> ForwardContext:
+    """Return the step in progress. Asserts that there is one: the model only runs inside a runner."""
+    assert _current is not None, "the model was called outside forward_context()"
+    return _current

@@ -1,0 +1,384 @@
+"""The paged KV cache: which page belongs to whom, and the storage that the pages stand for.
+
+Three nouns. `PagePool` counts pages, `RequestTable` says which pages a request holds, `PagedKV`
+owns the tensors and keeps the other two in step. All bookkeeping is on the host, in numpy; the
+device sees one table, refreshed by `flush`.
+
+Page 0 is never handed out. It is the *null page*: padding rows read and write it, so a padding row
+is an ordinary request of length 1 on reserved storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from runners.attention.base import AttentionGroup
+from runners.errors import NullPageError, OutOfPagesError, RunnerError
+from runners.staging import StagingRing
+
+#: The reserved page. It stays zero or finite, and belongs to no request.
+NULL_PAGE = 0
+#: The reserved row of the request table. All its columns are `NULL_PAGE`.
+PADDING_ROW = 0
+
+IntArray = npt.NDArray[np.int64]
+
+
+class PagePool:
+    """Hands out page numbers `1 .. num_pages - 1`, each to one holder at a time."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        if num_pages < 2:
+            raise ValueError(
+                f"num_pages={num_pages}: at least 2 are needed, one of them the null page."
+            )
+        if page_size < 1:
+            raise ValueError(f"page_size={page_size}: must be at least 1 token.")
+        self.num_pages = num_pages
+        self.page_size = page_size
+        # A stack, so that a page just released is the next one used: it is the warmest in the cache.
+        self._free = list(range(num_pages - 1, NULL_PAGE, -1))
+        self._is_held = np.zeros(num_pages, dtype=np.bool_)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_held(self) -> int:
+        return int(self._is_held.sum())
+
+    def allocate(self, n: int) -> list[int] | None:
+        """Take `n` pages, or None and no page at all if fewer than `n` are free."""
+        if n > len(self._free):
+            return None
+        if n == 0:
+            return []
+        pages = self._free[-n:][::-1]
+        del self._free[-n:]
+        self._is_held[pages] = True
+        return pages
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Give pages back. Raises RunnerError for a page that is not held (or given back twice)."""
+        held = self._is_held[list(pages)]
+        if len(set(pages)) != len(pages) or not held.all():
+            raise RunnerError(
+                f"pages {list(pages)} are released, but not all of them are held once."
+            )
+        self._is_held[list(pages)] = False
+        self._free.extend(reversed(pages))
+
+    def free_pages(self) -> IntArray:
+        return np.array(self._free, dtype=np.int64)
+
+    def conserved(self) -> bool:
+        """True if every page but the null page is either free or held, exactly once."""
+        free = set(self._free)
+        held = set(np.flatnonzero(self._is_held).tolist())
+        complete = free | held == set(range(1, self.num_pages))
+        return complete and not free & held and len(free) == len(self._free)
+
+
+class RequestTable:
+    """Row of a request → its pages, on the host and on the device."""
+
+    def __init__(
+        self, max_requests: int, max_pages_per_request: int, device: torch.device
+    ) -> None:
+        shape = (max_requests + 1, max_pages_per_request)
+        #: `[max_requests + 1, max_pages_per_request]` int32 on the device; row 0 is the padding row.
+        self.page_table = torch.full(shape, NULL_PAGE, dtype=torch.int32, device=device)
+        #: The same on the host. Ahead of the device until `flush`.
+        self.page_table_cpu = np.full(shape, NULL_PAGE, dtype=np.int32)
+        #: `[max_requests + 1]` tokens that each row has pages for, the step being prepared included.
+        self.lengths = np.zeros(shape[0], dtype=np.int64)
+        #: `[max_requests + 1]` pages that each row holds.
+        self.num_pages = np.zeros(shape[0], dtype=np.int64)
+        self._free_rows = list(range(max_requests, PADDING_ROW, -1))
+        self._is_live = np.zeros(shape[0], dtype=np.bool_)
+        self._is_dirty = np.zeros(shape[0], dtype=np.bool_)
+        # A packed line is the row number and then its columns: one copy carries both.
+        self._staging = StagingRing((shape[0], 1 + shape[1]), torch.int32, device)
+
+    @property
+    def max_requests(self) -> int:
+        return len(self.lengths) - 1
+
+    def add(self) -> int:
+        if not self._free_rows:
+            raise RunnerError(
+                f"the request table is full ({self.max_requests} requests): release one, or raise "
+                "runner.max_batch_size."
+            )
+        row = self._free_rows.pop()
+        self._is_live[row] = True
+        return row
+
+    def append(self, row: int, pages: Sequence[int]) -> None:
+        start = int(self.num_pages[row])
+        self.page_table_cpu[row, start : start + len(pages)] = pages
+        self.num_pages[row] += len(pages)
+        self._is_dirty[row] = True
+
+    def remove(self, row: int) -> list[int]:
+        """Clear the row and return the pages it held."""
+        self.check_live(row)
+        pages: list[int] = self.page_table_cpu[row, : self.num_pages[row]].tolist()
+        # Old columns must not survive: a captured kernel reads the full width of the table.
+        self.page_table_cpu[row] = NULL_PAGE
+        self.lengths[row] = self.num_pages[row] = 0
+        self._is_live[row] = False
+        self._is_dirty[row] = True
+        self._free_rows.append(row)
+        return pages
+
+    def check_live(self, row: int) -> None:
+        if not (0 <= row < len(self._is_live)) or not self._is_live[row]:
+            raise RunnerError(f"row {row} of the request table is not in use.")
+
+    def live_rows(self) -> IntArray:
+        return np.flatnonzero(self._is_live)
+
+    def flush(self) -> None:
+        """Copy the rows that changed to the device: one packed copy, queued on the current stream."""
+        rows = np.flatnonzero(self._is_dirty)
+        if len(rows) == 0:
+            return
+        packed = np.concatenate(
+            [rows[:, None].astype(np.int32), self.page_table_cpu[rows]], axis=1
+        )
+        lines = self._staging.upload(packed)
+        self.page_table.index_copy_(0, lines[:, 0].long(), lines[:, 1:])
+        self._is_dirty[:] = False
+
+
+class PagedKV:
+    """Keys and values of all layers in pages of `page_size` tokens.
+
+    A *slot* is `page * page_size + offset`: the index of one token in the flattened cache. Slots of
+    the null page are `0 .. page_size - 1`; no slot is ever negative.
+
+    Args:
+        layer_groups: the attention group of each layer, in order; gives heads and head size.
+        num_pages: pages a layer, the null page included.
+        page_size: tokens a page.
+        max_requests: requests that may hold pages at the same time.
+        max_seq_len: the longest request, in tokens; gives the width of the page table.
+        dtype: of the cache. float32, bfloat16 or float16.
+        device: where the cache lives.
+    """
+
+    def __init__(
+        self,
+        layer_groups: Sequence[AttentionGroup],
+        *,
+        num_pages: int,
+        page_size: int,
+        max_requests: int,
+        max_seq_len: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        self.layer_groups = list(layer_groups)
+        self.page_size = page_size
+        self.max_seq_len = max_seq_len
+        self.dtype = dtype
+        self.device = torch.device(device)
+        #: Changes whenever the cache tensors are replaced, so that captured graphs can be refused.
+        self.generation = 0
+        #: Per layer: `[num_pages, page_size, num_kv_heads, head_dim]`.
+        self.k_cache: list[torch.Tensor] = []
+        self.v_cache: list[torch.Tensor] = []
+        self.table = RequestTable(
+            max_requests, self.pages_needed(max_seq_len), self.device
+        )
+        self.pool = PagePool(num_pages, page_size)
+        self._make_caches()
+
+    def _make_caches(self) -> None:
+        def zeros(group: AttentionGroup) -> torch.Tensor:
+            shape = (self.num_pages, self.page_size, group.num_kv_heads, group.head_dim)
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+        self.k_cache = [zeros(group) for group in self.layer_groups]
+        self.v_cache = [zeros(group) for group in self.layer_groups]
+        # Pages that hold NaN on purpose. They are zeroed again before a request gets them.
+        self._is_poisoned = np.zeros(self.num_pages, dtype=np.bool_)
+
+    def resize(self, num_pages: int) -> None:
+        """Replace the cache by one of `num_pages` pages. Only while no request holds a page.
+
+        The tensors change, so `generation` changes too: bind the layers and capture again.
+        """
+        if self.pool.num_held:
+            raise RunnerError(
+                f"the KV pool cannot be resized while {self.pool.num_held} pages are held."
+            )
+        self.pool = PagePool(num_pages, self.page_size)
+        self.k_cache, self.v_cache = (
+            [],
+            [],
+        )  # free the old storage before asking for the new
+        self._make_caches()
+        self.generation += 1
+
+    # --- numbers -------------------------------------------------------------------------------
+
+    @property
+    def num_pages(self) -> int:
+        return self.pool.num_pages
+
+    @property
+    def num_free_pages(self) -> int:
+        return self.pool.num_free
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all cache tensors."""
+        return sum(cache.nbytes for cache in (*self.k_cache, *self.v_cache))
+
+    @property
+    def page_table(self) -> torch.Tensor:
+        """`[max_requests + 1, max_pages]` int32 on the device."""
+        return self.table.page_table
+
+    @property
+    def page_table_cpu(self) -> npt.NDArray[np.int32]:
+        return self.table.page_table_cpu
+
+    def pages_needed(self, num_tokens: int) -> int:
+        """Pages that hold `num_tokens` tokens of one request."""
+        return -(-num_tokens // self.page_size)
+
+    # --- a request's life ----------------------------------------------------------------------
+
+    def add_request(self) -> int:
+        """Take a row of the request table. Raises RunnerError if all are in use."""
+        return self.table.add()
+
+    def extend(self, row: int, new_len: int) -> bool:
+        """Let the request in `row` grow to `new_len` tokens.
+
+        False, and nothing changed, if too few pages are free: the caller decides whom to preempt.
+        """
+        self.table.check_live(row)
+        if new_len > self.max_seq_len:
+            raise RunnerError(
+                f"row {row} asks for {new_len} tokens, more than max_seq_len={self.max_seq_len}."
+            )
+        missing = self.pages_needed(new_len) - int(self.table.num_pages[row])
+        if missing > 0:
+            pages = self.pool.allocate(missing)
+            if pages is None:
+                return False
+            self._clean(pages)
+            self.table.append(row, pages)
+        self.table.lengths[row] = max(new_len, self.table.lengths[row])
+        return True
+
+    def release(self, row: int) -> None:
+        """Give back the row and all its pages; the row's columns point at the null page again."""
+        self.pool.release(self.table.remove(row))
+
+    # --- slots ---------------------------------------------------------------------------------
+
+    def slots(self, row: int, start: int, end: int) -> IntArray:
+        """Slots of the tokens `[start, end)` of one request, `[end - start]` int64."""
+        positions = np.arange(start, end, dtype=np.int64)
+        return self.decode_slots(
+            np.full(len(positions), row, dtype=np.int64), positions
+        )
+
+    def decode_slots(self, rows: npt.ArrayLike, positions: npt.ArrayLike) -> IntArray:
+        """Slot of position `positions[i]` of the request in `rows[i]`, `[n]` int64.
+
+        Raises OutOfPagesError for a token that has no page, so that no write goes astray.
+        """
+        rows, positions = np.asarray(rows), np.asarray(positions)
+        columns = positions // self.page_size
+        if positions.size and (
+            positions.min() < 0 or columns.max() >= self.page_table_cpu.shape[1]
+        ):
+            raise OutOfPagesError(
+                f"positions outside 0..{self.max_seq_len - 1} have no slot."
+            )
+        pages = self.page_table_cpu[rows, columns].astype(np.int64)
+        if np.any((pages == NULL_PAGE) & (rows != PADDING_ROW)):
+            bad = int(np.asarray(rows)[(pages == NULL_PAGE) & (rows != PADDING_ROW)][0])
+            raise OutOfPagesError(
+                f"row {bad} has no page for a token: call extend first."
+            )
+        return pages * self.page_size + positions % self.page_size
+
+    def flush(self) -> None:
+        """Bring the device's page table up to date. Call it before planning a step."""
+        self.table.flush()
+
+    # --- poison and checks ---------------------------------------------------------------------
+
+    def zero_null_page(self) -> None:
+        for cache in (*self.k_cache, *self.v_cache):
+            cache[NULL_PAGE].zero_()
+
+    def check_null_page(self) -> None:
+        """Raise NullPageError if the null page holds NaN or an infinity. Reads the device."""
+        for layer, caches in enumerate(zip(self.k_cache, self.v_cache, strict=True)):
+            for name, cache in zip("KV", caches, strict=True):
+                if not bool(cache[NULL_PAGE].isfinite().all()):
+                    raise NullPageError(
+                        f"the {name} cache of layer {layer} holds a non-finite value in the null page: "
+                        "a padding row wrote it, and every padding row of a later step would read it."
+                    )
+
+    def poison_unallocated(self) -> None:
+        """Fill every page that nobody holds with NaN, the null page excepted."""
+        free = self.pool.free_pages()
+        self._poison_pages(free[~self._is_poisoned[free]])
+
+    def poison_tails(self) -> None:
+        """Fill the slots past each live request's length, to the end of its last page, with NaN.
+
+        Only for backends that declare `masks_tail`.
+        """
+        slots = [self._tail_slots(int(row)) for row in self.table.live_rows()]
+        tail = torch.from_numpy(np.concatenate([np.empty(0, dtype=np.int64), *slots]))
+        if len(tail) == 0:
+            return
+        tail = tail.to(self.device)
+        for cache in (*self.k_cache, *self.v_cache):
+            cache.flatten(0, 1).index_fill_(0, tail, float("nan"))
+
+    def _tail_slots(self, row: int) -> IntArray:
+        held = int(self.table.num_pages[row])
+        slots = self.slots(row, int(self.table.lengths[row]), held * self.page_size)
+        # These pages carry NaN when they are released, whoever gets them next.
+        self._is_poisoned[slots // self.page_size] = True
+        return slots
+
+    def _poison_pages(self, pages: IntArray) -> None:
+        self._fill_pages(pages, float("nan"))
+        self._is_poisoned[pages] = True
+
+    def _clean(self, pages: Sequence[int]) -> None:
+        dirty = np.array(pages, dtype=np.int64)
+        dirty = dirty[self._is_poisoned[dirty]]
+        self._fill_pages(dirty, 0.0)
+        self._is_poisoned[dirty] = False
+
+    def _fill_pages(self, pages: IntArray, value: float) -> None:
+        if len(pages) == 0:
+            return
+        index = torch.from_numpy(pages).to(self.device)
+        for cache in (*self.k_cache, *self.v_cache):
+            cache.index_fill_(0, index, value)
+
+    def captured_tensors(self) -> dict[str, torch.Tensor]:
+        """Tensors whose addresses a captured graph holds, by name."""
+        tensors = {"page_table": self.page_table}
+        tensors |= {f"k_cache.{i}": cache for i, cache in enumerate(self.k_cache)}
+        return tensors | {f"v_cache.{i}": cache for i, cache in enumerate(self.v_cache)}
