@@ -7,6 +7,7 @@ becomes a guard (with 12 layers it would hit the recompile limit of 8 and quietl
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from runners.attention.base import AttentionGroup, AttentionLayer
+from runners.errors import UnsupportedModelError
 from runners.models.context import current_context
 
 #: `attn_implementation` of a model whose attention runs on our backends.
@@ -23,7 +25,7 @@ ATTENTION = "cudagraph_harness"
 #: `attn_implementation` of a model that is being probed for its attention groups.
 PROBE = "cudagraph_harness_probe"
 
-_library = torch.library.Library("cudagraph_harness", "DEF")
+_library: Any = torch.library.Library("cudagraph_harness", "DEF")
 _library.define(
     "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, int group_id)"
     " -> Tensor"
@@ -80,37 +82,65 @@ def _attend(
     return out.unsqueeze(0), None
 
 
-class AttentionProbe:
-    """Records what each attention layer asks for, during one call of the model."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[nn.Module, AttentionGroup]] = []
-
-    def record(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        *,
-        scaling: float | None = None,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, None]:
-        """Attention function that notes its keywords and returns zeros."""
-        head_dim = query.shape[-1]
-        group = AttentionGroup(
-            num_qo_heads=query.shape[1],
-            num_kv_heads=key.shape[1],
-            head_dim=head_dim,
-            sm_scale=head_dim**-0.5 if scaling is None else float(scaling),
-            sliding_window=sliding_window,
-            logits_soft_cap=softcap,
-        )
-        self.calls.append((module, group))
-        return torch.zeros_like(query).transpose(1, 2), None
-
-
 AttentionInterface.register(ATTENTION, _attend)
+
+# --- probing -----------------------------------------------------------------------------------
+
+_probed: list[tuple[nn.Module, AttentionGroup]] = []
+
+
+def _probe(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention function that notes what it is asked for and returns zeros."""
+    if value.shape != key.shape:
+        raise UnsupportedModelError(
+            "keys and values have unlike shapes, which the paged cache cannot hold."
+        )
+    group = AttentionGroup(
+        num_qo_heads=query.shape[1],
+        num_kv_heads=key.shape[1],
+        head_dim=query.shape[-1],
+        sm_scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        sliding_window=sliding_window,
+        logits_soft_cap=softcap,
+    )
+    _probed.append((module, group))
+    return torch.zeros_like(query).transpose(1, 2), None
+
+
+AttentionInterface.register(PROBE, _probe)
+
+
+def route_attention(
+    model: Any, max_seq_len: int
+) -> tuple[list[nn.Module], list[AttentionGroup]]:
+    """Send the model's attention to our operator; return its attention modules and their groups.
+
+    The groups are read off one call of the model with one token: they are what transformers itself
+    passes for this family, layer by layer. A window that no request can outgrow counts as none.
+    """
+    _probed.clear()
+    model.set_attn_implementation(PROBE)
+    token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    model(input_ids=token, position_ids=token, use_cache=False)
+    model.set_attn_implementation(ATTENTION)
+    modules = [module for module, _ in _probed]
+    groups = [_without_idle_window(group, max_seq_len) for _, group in _probed]
+    _probed.clear()
+    return modules, groups
+
+
+def _without_idle_window(group: AttentionGroup, max_seq_len: int) -> AttentionGroup:
+    if group.sliding_window is not None and group.sliding_window >= max_seq_len:
+        return replace(group, sliding_window=None)
+    return group
