@@ -1,11 +1,35 @@
-"""How a batch is brought to captured sizes: plans, measured costs and the strategies that choose."""
+"""How a batch is brought to captured sizes: plans, measured costs and the strategies that choose.
+
+Reason words in `StepPlan.reason` and `StepOutcome.reason`:
+
+| word | meaning |
+|---|---|
+| (empty) | the strategy applied as named |
+| `no_costs` | `cheapest` or `split` had no measured costs and did as `nearest` |
+| `cheaper_size`, `cheaper_split`, `cheaper_eager` | the measured costs spoke for it |
+| `above_max` | the batch is above the largest capture size; `above_max` decided |
+| `not_captured` | no usable graph within range; `on_miss` decided |
+| `plan_layout` | the attention plan differed in layout from the captured one; `on_miss` decided |
+| `idle` | no request: the smallest graph |
+| `forced` | the caller gave the plan |
+| `prefill`, `no_graphs` | steps that never use graphs: prompts, and a runner of kind eager |
+"""
 
 from __future__ import annotations
 
+import csv
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 Mode = Literal["graph", "split", "eager", "compiled"]
+StrategyName = Literal["nearest", "exact", "max", "cheapest", "split"]
+
+#: Columns of `sizes.csv` from which costs are read.
+COST_COLUMNS = ("batch_size", "padded_batch_size", "mode", "graph_backend", "context_len", "step_ms_p50")
 
 
 @dataclass(frozen=True)
@@ -33,12 +57,63 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Measured step times in ms. Sizes without a measurement are absent, never 0."""
+    """Measured step times in ms, end to end. Sizes without a measurement are absent, never 0."""
 
-    #: Captured size → median time of one replay of its graph.
+    #: Captured size → median time of a step that replays its graph.
     graph_ms: dict[int, float] = field(default_factory=dict)
     #: Batch size → median time of an eager step.
     eager_ms: dict[int, float] = field(default_factory=dict)
+    #: Backend of the graphs that were measured; None when unknown (injected costs).
+    graph_backend: str | None = None
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> StepCosts:
+        """Read the rows of a size sweep (columns of `sizes.csv`).
+
+        Uses `step_ms_p50` of one context length, the first in the rows, so that like is compared
+        with like. Rows without a measurement are skipped.
+        """
+        graph_ms: dict[int, float] = {}
+        eager_ms: dict[int, float] = {}
+        backends: set[str] = set()
+        context = None
+        for row in rows:
+            if row["step_ms_p50"] in (None, "") or row["step_ms_p50"] != row["step_ms_p50"]:
+                continue
+            context = row["context_len"] if context is None else context
+            if row["context_len"] != context:
+                continue
+            size, padded = int(row["batch_size"]), int(row["padded_batch_size"])
+            if row["mode"] == "graph" and size == padded:
+                graph_ms[padded] = float(row["step_ms_p50"])
+                backends.add(str(row["graph_backend"]))
+            elif row["mode"] == "eager" and size == padded:
+                eager_ms[size] = float(row["step_ms_p50"])
+        return cls(graph_ms, eager_ms, backends.pop() if len(backends) == 1 else None)
+
+    @classmethod
+    def from_sizes_csv(cls, path: str | Path) -> StepCosts:
+        """Read the `sizes.csv` of a run, or what `save` wrote. Raises ValueError if a column lacks."""
+        with Path(path).open(newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in COST_COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise ValueError(
+                    f"padding.costs_path={path} lacks the columns {missing}: give a run's sizes.csv."
+                )
+            return cls.from_rows(reader)
+
+    def save(self, path: str | Path) -> None:
+        """Write the costs as the columns of `sizes.csv` that `from_sizes_csv` reads."""
+        backend = self.graph_backend or ""
+        rows = [("graph", backend, size, ms) for size, ms in sorted(self.graph_ms.items())]
+        rows += [("eager", "none", size, ms) for size, ms in sorted(self.eager_ms.items())]
+        with Path(path).open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(COST_COLUMNS)
+            writer.writerows(
+                (size, size, mode, graph_backend, 0, ms) for mode, graph_backend, size, ms in rows
+            )
 
 
 @dataclass(frozen=True)
@@ -50,5 +125,140 @@ class StepOutcome:
     batch_size: int
     padded_batch_size: int
     num_graphs: int
-    #: CPU time from the call to the launch, in µs.
+    #: CPU time from the call to the launch, in µs; in a split, the sum over its parts.
     host_prepare_us: float
+    #: Padded sizes of the parts that ran, in order; empty for an unpadded eager step.
+    sizes: tuple[int, ...] = ()
+
+
+class PaddingStrategy(ABC):
+    """Chooses how a batch within the captured range runs.
+
+    Args:
+        sizes: the captured sizes, sorted.
+        costs: measured step times, for the strategies that need them.
+    """
+
+    def __init__(self, sizes: Sequence[int], costs: StepCosts | None = None) -> None:
+        self.sizes = tuple(sizes)
+        self.costs = costs or StepCosts()
+
+    @abstractmethod
+    def plan(self, batch_size: int) -> StepPlan | None:
+        """Return the plan for a batch, or None if no captured size is usable (a miss)."""
+
+    def nearest(self, batch_size: int) -> int | None:
+        """Return the smallest captured size ≥ `batch_size`, or None above the largest."""
+        index = bisect_left(self.sizes, batch_size)
+        return self.sizes[index] if index < len(self.sizes) else None
+
+    def _nearest_plan(self, batch_size: int, reason: str = "") -> StepPlan | None:
+        size = self.nearest(batch_size)
+        return None if size is None else StepPlan("graph", (size,), reason)
+
+
+class Nearest(PaddingStrategy):
+    """The smallest captured size ≥ the batch: what the engines do."""
+
+    def plan(self, batch_size: int) -> StepPlan | None:
+        return self._nearest_plan(batch_size)
+
+
+class Exact(PaddingStrategy):
+    """Replay only on a captured size."""
+
+    def plan(self, batch_size: int) -> StepPlan | None:
+        return StepPlan("graph", (batch_size,)) if batch_size in self.sizes else None
+
+
+class Max(PaddingStrategy):
+    """Always the largest graph."""
+
+    def plan(self, batch_size: int) -> StepPlan | None:
+        return StepPlan("graph", (self.sizes[-1],)) if batch_size <= self.sizes[-1] else None
+
+
+class Cheapest(PaddingStrategy):
+    """The captured size ≥ the batch, or eager, with the lowest measured step time.
+
+    Latency is not monotone in the size, so a larger graph may be the faster one. On ties a graph
+    beats eager, and less padding more.
+    """
+
+    def plan(self, batch_size: int) -> StepPlan | None:
+        nearest = self.nearest(batch_size)
+        if nearest is None:
+            return None
+        measured = [s for s in self.sizes if s >= batch_size and s in self.costs.graph_ms]
+        if not measured:
+            return self._nearest_plan(batch_size, "no_costs")
+        best = min(measured, key=lambda size: (self.costs.graph_ms[size], size))
+        if self.costs.eager_ms.get(batch_size, float("inf")) < self.costs.graph_ms[best]:
+            return StepPlan("eager", (), "cheaper_eager")
+        return StepPlan("graph", (best,), "" if best == nearest else "cheaper_size")
+
+
+class Split(PaddingStrategy):
+    """Several graphs in a row where the sum of their measured step times is lower than one graph's."""
+
+    def plan(self, batch_size: int) -> StepPlan | None:
+        nearest = self.nearest(batch_size)
+        if nearest is None:
+            return None
+        sizes = split_sizes(batch_size, self.sizes, self.costs)
+        if sizes is None:
+            return self._nearest_plan(batch_size, "no_costs")
+        if len(sizes) > 1:
+            return StepPlan("split", sizes, "cheaper_split")
+        return StepPlan("graph", sizes, "" if sizes == (nearest,) else "cheaper_size")
+
+
+STRATEGIES: dict[str, type[PaddingStrategy]] = {
+    "nearest": Nearest,
+    "exact": Exact,
+    "max": Max,
+    "cheapest": Cheapest,
+    "split": Split,
+}
+
+
+def create_strategy(name: str, sizes: Sequence[int], costs: StepCosts | None = None) -> PaddingStrategy:
+    """Return the strategy `name` over the captured `sizes`. Raises ValueError for an unknown name."""
+    if name not in STRATEGIES:
+        raise ValueError(f"padding.strategy={name} is unknown: choose from {', '.join(STRATEGIES)}.")
+    return STRATEGIES[name](sorted(sizes), costs)
+
+
+def split_sizes(batch_size: int, sizes: Sequence[int], costs: StepCosts) -> tuple[int, ...] | None:
+    """Return the parts, largest first, that cover `batch_size` at the lowest sum of measured times.
+
+    Dynamic programming over the rows left: `best(n) = min over s of cost(s) + best(n - s)`. On ties
+    fewer graphs, then fewer padding rows. None if no captured size has a cost.
+    """
+    priced = [size for size in sizes if size in costs.graph_ms]
+    if not priced:
+        return None
+    # Whole nanoseconds, so that equal sums are ties whatever the order of the additions.
+    cost_ns = {size: round(costs.graph_ms[size] * 1e6) for size in priced}
+    # Per number of rows left: (time, graphs, rows computed, last part taken).
+    best = [(0, 0, 0, 0)]
+    for rows in range(1, batch_size + 1):
+        rest = [(best[max(rows - size, 0)], size) for size in priced]
+        best.append(min((ns + cost_ns[s], graphs + 1, padded + s, s) for (ns, graphs, padded, _), s in rest))
+    taken = [size for *_, size in best]
+    return _parts(taken, batch_size)
+
+
+def greedy_sizes(batch_size: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return parts that cover `batch_size` without costs: the largest size, then the nearest."""
+    full, rest = divmod(batch_size, sizes[-1])
+    parts = (sizes[-1],) * full
+    return parts if rest == 0 else (*parts, sizes[bisect_left(sizes, rest)])
+
+
+def _parts(taken: Sequence[int], batch_size: int) -> tuple[int, ...]:
+    parts, rows = [], batch_size
+    while rows > 0:
+        parts.append(taken[rows])
+        rows -= taken[rows]
+    return tuple(sorted(parts, reverse=True))

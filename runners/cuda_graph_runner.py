@@ -1,0 +1,386 @@
+"""CudaGraphRunner: captures decode graphs for a list of batch sizes, and replays them.
+
+Attention is planned on the host before each replay, into the addresses that the graph reads; the
+plan is not recorded in the graph (FlashInfer plans on the host).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from runners.capture import CaptureRecord, StepCapturer, capture_error
+from runners.capture_mode import freeze_gc, is_capture_mode, model_capture_mode
+from runners.errors import NoUsableGraphError, PlanLayoutError, RunnerError, StaleGraphError
+from runners.forward_batch import NUM_TOKENS_PER_BS, ForwardBatch, ForwardMode, LogitsProcessorOutput
+from runners.graph_backend import DecodeGraph, create_graph, side_stream
+from runners.graph_pool import (
+    acquire_graph_pool,
+    get_global_graph_memory_pool,
+    release_graph_pool,
+    set_global_graph_memory_pool,
+)
+from runners.input_buffers import InputBuffers
+from runners.padding import StepCosts, StepOutcome, StepPlan
+from runners.step_policy import StepLog, StepPolicy
+
+if TYPE_CHECKING:
+    from runners.model_runner import ModelRunner
+
+__all__ = [
+    "CudaGraphRunner",
+    "freeze_gc",
+    "get_global_graph_memory_pool",
+    "is_capture_mode",
+    "model_capture_mode",
+    "set_global_graph_memory_pool",
+]
+
+
+class CudaGraphRunner:
+    """Owns the decode graphs of a model runner. Captures on construction.
+
+    Logits that `replay` returns are a view of the shared output (or of the split's own buffer): valid
+    until the next replay of *any* graph. `copy_output` returns copies instead.
+
+    Attributes:
+        graphs: captured size → graph.
+        output_buffers: captured size → its view of the one output buffer.
+        capture_bs: captured sizes, sorted; `compile_bs` are those of them that are compiled.
+        max_bs: the largest captured size.
+        seq_len_fill_value: length of a padding row, as the attention backend declares it.
+        buffers: the static inputs.
+        capture_records: a `CaptureRecord` per captured size, in the order of the captures.
+        poison_padding, copy_output: may be switched between steps.
+    """
+
+    def __init__(self, model_runner: ModelRunner) -> None:
+        config = model_runner.config
+        self.model_runner = model_runner
+        self.device = model_runner.device
+        self.capture_bs = sorted(config.capture_sizes)
+        self.enable_torch_compile = config.compile_mode != "none"
+        self.torch_compile_max_bs = config.compile_max_bs
+        self.compile_bs = [
+            bs for bs in self.capture_bs if self.enable_torch_compile and bs <= config.compile_max_bs
+        ]
+        self.max_bs = self.capture_bs[-1]
+        self.poison_padding = config.poison_padding
+        self.copy_output = config.copy_output
+        model_runner.attn_backend.init_cuda_graph_state(self.max_bs, self.max_bs * NUM_TOKENS_PER_BS)
+        self.seq_len_fill_value = model_runner.attn_backend.get_cuda_graph_seq_len_fill_value()
+        self.buffers = InputBuffers(self.max_bs, self.seq_len_fill_value, self.device)
+        self.graphs: dict[int, DecodeGraph] = {}
+        self.output_buffers: dict[int, LogitsProcessorOutput] = {}
+        self.capture_records: list[CaptureRecord] = []
+        self.graph_backend = create_graph(self.device).backend
+        self._policy = StepPolicy(
+            self.capture_bs,
+            padding=config.padding,
+            above_max=config.above_max,
+            on_miss=config.on_miss,
+            graph_backend=self.graph_backend,
+        )
+        self._log = StepLog(self._policy)
+        self._output: torch.Tensor | None = None
+        self._split_output: torch.Tensor | None = None
+        self._captured_addresses: dict[str, int] = {}
+        self._is_shut_down = False
+        self._size_in_progress = self.max_bs
+        self.capture()
+
+    # --- capture -------------------------------------------------------------------------------
+
+    def capture(self) -> None:
+        """Capture a graph for every size in `capture_bs`, largest first. Earlier graphs are dropped.
+
+        Largest first, so that smaller graphs find room in what the largest left in the pool.
+
+        Raises:
+            CaptureOutOfMemoryError: with the size reached, the bytes missing and three remedies.
+            CaptureError: any other failure. Nothing of a failed capture is left behind: its graphs and
+                outputs are freed, the stream is not capturing, and the process can capture again.
+        """
+        if self._is_shut_down:
+            raise RunnerError("the runner was shut down: make a new CudaGraphRunner.")
+        self._drop_graphs()
+        self.capture_records = []
+        try:
+            with model_capture_mode(), freeze_gc(), side_stream(self.device):
+                self._capture_all()
+        except Exception as error:
+            typed = capture_error(error, self._size_in_progress)
+            with suppress(RuntimeError):  # a broken CUDA context fails here again; the first error counts
+                self._drop_graphs()
+            if typed is error:
+                raise
+            raise typed from error
+        except BaseException:
+            self._drop_graphs()
+            raise
+        self._captured_addresses = self._addresses()
+
+    def _capture_all(self) -> None:
+        runner, config = self.model_runner, self.model_runner.config
+        pool = acquire_graph_pool(self, self.graph_backend)
+        dump_dir = None if config.graph_dump_dir is None else Path(config.graph_dump_dir)
+        capturer = StepCapturer(self.device, pool, config.num_warmup_steps, dump_dir)
+        runner.kv.zero_null_page()
+        for size in reversed(self.capture_bs):
+            self._size_in_progress = size
+            batch = self.buffers.static_batch(size)
+            runner.attn_backend.init_forward_metadata_capture_cuda_graph(
+                size, size * NUM_TOKENS_PER_BS, batch.req_pool_indices, batch.seq_lens, ForwardMode.DECODE
+            )
+            graph, output, record = capturer.capture(batch, self.forward_fn(size), size in self.compile_bs)
+            self.graphs[size] = graph
+            self.output_buffers[size] = LogitsProcessorOutput(output)
+            self.capture_records.append(record)
+            if runner.on_capture is not None:
+                runner.on_capture(record)
+        self._output = capturer.output
+        # The warm-up wrote the null page; what it left must not reach a later step.
+        runner.kv.check_null_page()
+        runner.kv.zero_null_page()
+
+    def forward_fn(self, size: int) -> Callable[[ForwardBatch], torch.Tensor]:
+        """Return the function to capture for `size`: static batch → logits `[size, vocab_size]`."""
+        return self.model_runner.compute_logits
+
+    # --- choosing ------------------------------------------------------------------------------
+
+    def set_step_costs(self, costs: StepCosts | None) -> None:
+        """Hand measured costs to the strategies that need them; None takes them away.
+
+        Raises RunnerError if they were measured on another graph backend than this runner's.
+        """
+        self._policy.set_costs(costs)
+
+    def plan(self, batch_size: int) -> StepPlan:
+        """Return how a decode batch of `batch_size` runs under the strategy and policies in force.
+
+        Raises NoUsableGraphError where `above_max` or `on_miss` is `error`.
+        """
+        return self._policy.plan(batch_size)
+
+    def can_run(self, forward_batch: ForwardBatch) -> bool:
+        """Return True if `replay` would use graphs for this batch."""
+        if not self.graphs or not forward_batch.forward_mode.is_decode_or_idle():
+            return False
+        try:
+            return self.plan(forward_batch.batch_size).num_graphs > 0
+        except NoUsableGraphError:
+            return False
+
+    @property
+    def outcome(self) -> StepOutcome | None:
+        """How the last step ran; None before the first."""
+        return self._log.outcome
+
+    @property
+    def outcome_counts(self) -> Counter[tuple[str, str]]:
+        """Steps by (mode, reason)."""
+        return self._log.counts
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was warned about, once per reason."""
+        return list(self._log.warnings.values())
+
+    # --- replay --------------------------------------------------------------------------------
+
+    def replay(self, forward_batch: ForwardBatch, plan: StepPlan | None = None) -> LogitsProcessorOutput:
+        """Run a decode or idle batch and return its logits, `[batch_size, vocab_size]`.
+
+        `plan` forces a way to run: a graph at a captured size, a split, eager padded to a size (the same
+        static inputs and attention plan as that size's graph, if it is captured), or plain eager.
+
+        Raises:
+            StaleGraphError: the KV cache, a static buffer or an attention buffer was replaced.
+            NoUsableGraphError: no graph fits and the policy is `error`.
+            PlanLayoutError: the attention plan differs in layout from the captured one, and the plan
+                was forced or `on_miss` is `error`; otherwise the step runs eager.
+            RunnerError: not a decode batch, an impossible plan, or after `shutdown`.
+        """
+        started = time.perf_counter_ns()
+        self._check_can_replay(forward_batch)
+        if plan is not None:
+            return self._run(
+                forward_batch, self._policy.check_forced(forward_batch.batch_size, plan), started
+            )
+        chosen = self.plan(forward_batch.batch_size)
+        try:
+            return self._run(forward_batch, chosen, started)
+        except PlanLayoutError:
+            if self.model_runner.config.on_miss == "error":
+                raise
+            return self._run(forward_batch, StepPlan("eager", (), "plan_layout"), started)
+
+    def _check_can_replay(self, batch: ForwardBatch) -> None:
+        if not self.graphs:
+            raise RunnerError("the runner has no graphs: it was shut down, or its last capture failed.")
+        if not batch.forward_mode.is_decode_or_idle():
+            raise RunnerError(
+                f"a {batch.forward_mode.value} batch has no graph: run it with ModelRunner.forward."
+            )
+
+    def _run(self, batch: ForwardBatch, plan: StepPlan, started: int) -> LogitsProcessorOutput:
+        if plan.mode == "eager":
+            logits, prepare_ns = self._run_eager(batch, plan, started)
+        else:
+            self._check_addresses()
+            self.model_runner.kv.flush()
+            run = self._run_graph if plan.mode == "graph" else self._run_split
+            logits, prepare_ns = run(batch, plan, started)
+        self._log.add(batch.batch_size, plan, prepare_ns)
+        return LogitsProcessorOutput(logits.clone() if self.copy_output else logits)
+
+    def _run_graph(self, batch: ForwardBatch, plan: StepPlan, started: int) -> tuple[torch.Tensor, int]:
+        size = plan.sizes[0]
+        prepare_ns = self._replay_part(batch, size, started)
+        return self.output_buffers[size].next_token_logits[: batch.batch_size], prepare_ns
+
+    def _run_split(self, batch: ForwardBatch, plan: StepPlan, started: int) -> tuple[torch.Tensor, int]:
+        """Replay the parts in a row. Each one's logits move out before the next one's inputs move in."""
+        logits = self._split_buffer()[: batch.batch_size]
+        prepare_ns = first = 0
+        for index, size in enumerate(plan.sizes):
+            end = min(first + size, batch.batch_size)
+            prepare_ns += self._replay_part(_part(batch, first, end), size, started, starts=index == 0)
+            logits[first:end].copy_(self.output_buffers[size].next_token_logits[: end - first])
+            first, started = end, time.perf_counter_ns()
+        return logits, prepare_ns
+
+    def _split_buffer(self) -> torch.Tensor:
+        if self._split_output is None:
+            assert self._output is not None
+            rows = max(self.model_runner.max_running_requests, self.max_bs)
+            self._split_output = self._output.new_zeros((rows, self._output.shape[1]))
+        return self._split_output
+
+    def _replay_part(self, batch: ForwardBatch, size: int, started: int, starts: bool = True) -> int:
+        """Replay the graph of `size` on `batch`; return the ns from `started` to the launch."""
+        stopwatch = self.model_runner.stopwatch
+        self._prepare(batch, size)
+        if self.poison_padding:
+            self._poison(size)
+        prepare_ns = time.perf_counter_ns() - started
+        if stopwatch is not None and starts:
+            stopwatch.start()
+        self.graphs[size].replay()
+        if stopwatch is not None:
+            stopwatch.stop()
+        if self.poison_padding:
+            self.model_runner.kv.check_null_page()
+        return prepare_ns
+
+    def _prepare(self, batch: ForwardBatch, size: int) -> None:
+        """Write the static inputs, then plan attention for exactly them."""
+        buffers = self.buffers
+        buffers.populate(batch)
+        static = buffers.static_batch(size)
+        self.model_runner.attn_backend.init_forward_metadata_replay_cuda_graph(
+            size,
+            static.req_pool_indices,
+            static.seq_lens,
+            batch.seq_lens_sum + (size - batch.batch_size) * self.seq_len_fill_value,
+            ForwardMode.DECODE,
+            buffers.seq_lens_cpu[:size],
+        )
+
+    def _run_eager(self, batch: ForwardBatch, plan: StepPlan, started: int) -> tuple[torch.Tensor, int]:
+        size = plan.sizes[0] if plan.sizes else None
+        if size in self.graphs:
+            # What a replay of that size must equal: the same inputs at the same addresses, the same plan.
+            self.model_runner.kv.flush()
+            self._prepare(batch, size)
+            prepared = self.buffers.static_batch(size)
+        else:
+            prepared = self.model_runner.prepare_eager(batch, size)
+        prepare_ns = time.perf_counter_ns() - started
+        return self.model_runner.compute_timed(prepared)[: batch.batch_size], prepare_ns
+
+    def _poison(self, size: int) -> None:
+        """Put NaN wherever a correct step must not look, and where it must write."""
+        kv = self.model_runner.kv
+        kv.poison_unallocated()
+        if self.model_runner.attn_backend.masks_tail:
+            kv.poison_tails()
+        self.output_buffers[size].next_token_logits.fill_(float("nan"))
+
+    # --- stale pointers ------------------------------------------------------------------------
+
+    def _addresses(self) -> dict[str, int]:
+        """Return where everything that a graph reads or writes lies now, by name."""
+        assert self._output is not None
+        runner = self.model_runner
+        tensors = {"output": self._output}
+        tensors |= self.buffers.captured_tensors()
+        tensors |= runner.kv.captured_tensors()
+        tensors |= runner.attn_backend.captured_tensors()
+        return {name: tensor.data_ptr() for name, tensor in tensors.items()}
+
+    def _check_addresses(self) -> None:
+        now, captured = self._addresses(), self._captured_addresses
+        if now == captured:
+            return
+        moved = sorted(name for name in now.keys() | captured.keys() if now.get(name) != captured.get(name))
+        raise StaleGraphError(
+            f"the graphs read memory that was replaced since the capture: {', '.join(moved[:5])}"
+            f"{' and more' if len(moved) > 5 else ''}. Call capture() again, or keep the KV pool and the buffers."
+        )
+
+    # --- end -----------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Free the graphs, the inputs, the outputs and the pool. The runner cannot replay afterwards."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        self._drop_graphs()
+        del self.buffers
+
+    def _drop_graphs(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        for graph in self.graphs.values():
+            graph.reset()
+        self.graphs.clear()
+        self.output_buffers.clear()
+        self._output = self._split_output = None
+        release_graph_pool(self)
+        if self.device.type == "cuda":
+            # cuBLAS keeps a workspace per stream that it ran on, the capture's side stream included.
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+def _part(batch: ForwardBatch, first: int, end: int) -> ForwardBatch:
+    """Return the requests `[first, end)` of a decode batch."""
+    lens = batch.seq_lens_cpu[first:end]
+    return ForwardBatch(
+        forward_mode=ForwardMode.DECODE,
+        batch_size=end - first,
+        input_ids=batch.input_ids[first:end],
+        positions=batch.positions[first:end],
+        req_pool_indices=batch.req_pool_indices[first:end],
+        seq_lens=batch.seq_lens[first:end],
+        seq_lens_cpu=lens,
+        seq_lens_sum=int(lens.sum()),
+        out_cache_loc=batch.out_cache_loc[first:end],
+    )

@@ -1,0 +1,226 @@
+"""The static inputs that captured graphs read, and the only place that writes padding rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from runners.errors import RunnerError
+from runners.forward_batch import ForwardBatch, ForwardMode
+from runners.paged_kv import NULL_PAGE, PADDING_ROW
+
+#: Copies that may be queued before `populate` has to wait for one of them.
+_NUM_STAGING_BUFFERS = 8
+
+
+@dataclass(frozen=True)
+class _Field:
+    """One static input: where it lies in the packed buffer, and what its padding rows hold."""
+
+    dtype: torch.dtype
+    offset: int
+    fill: int
+
+    def view(self, packed: torch.Tensor, num_rows: int) -> torch.Tensor:
+        return packed[self.offset : self.offset + num_rows * self.dtype.itemsize].view(self.dtype)
+
+
+class _StagingBuffer:
+    """A host image of the packed buffer, pinned on CUDA. Rows from `num_rows` on hold their fill."""
+
+    def __init__(self, num_bytes: int, fields: dict[str, _Field], max_bs: int, on_cuda: bool) -> None:
+        self.packed = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_cuda)
+        tensors = {name: f.view(self.packed, max_bs) for name, f in fields.items()}
+        for name, f in fields.items():
+            tensors[name].fill_(f.fill)
+        self.seq_lens_cpu = tensors["seq_lens"]
+        self.arrays: dict[str, npt.NDArray[Any]] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        self.num_rows = 0
+        self._copied = torch.cuda.Event() if on_cuda else None  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Return once the copy that reads this buffer has run."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def upload(self, target: torch.Tensor) -> None:
+        target.copy_(self.packed, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+
+class InputBuffers:
+    """Static inputs for up to `max_bs` decode requests, in one packed device buffer.
+
+    `populate` writes a batch and its padding rows to a host image and queues one copy. The images
+    rotate, each under an event: one is never overwritten while the copy that reads it is queued.
+
+    A padding row is a valid request: token 0 at the first positions, row `PADDING_ROW` of the
+    request table, length `seq_len_fill_value`, and its key and value go to the null page.
+
+    Args:
+        max_bs: rows.
+        seq_len_fill_value: length of a padding row, as the attention backend declares it.
+        device: where the static inputs live.
+
+    Attributes:
+        input_ids, positions, out_cache_loc: `[max_bs]` int64 on the device.
+        req_pool_indices, seq_lens: `[max_bs]` int32 on the device.
+    """
+
+    def __init__(self, max_bs: int, seq_len_fill_value: int, device: torch.device) -> None:
+        self.max_bs = max_bs
+        self.seq_len_fill_value = seq_len_fill_value
+        self._fields, num_bytes = _layout(max_bs, seq_len_fill_value)
+        self.packed = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        views = {name: f.view(self.packed, max_bs) for name, f in self._fields.items()}
+        self._views = views
+        self.input_ids = views["input_ids"]
+        self.positions = views["positions"]
+        self.out_cache_loc = views["out_cache_loc"]
+        self.req_pool_indices = views["req_pool_indices"]
+        self.seq_lens = views["seq_lens"]
+        on_cuda = device.type == "cuda"
+        self._staging = [
+            _StagingBuffer(num_bytes, self._fields, max_bs, on_cuda) for _ in range(_NUM_STAGING_BUFFERS)
+        ]
+        self._turn = 0
+        self._static_batches: dict[int, ForwardBatch] = {}
+        self._staging[0].upload(self.packed)
+
+    @property
+    def seq_lens_cpu(self) -> torch.Tensor:
+        """`[max_bs]` int32 on the host: lengths of the last batch written, padding rows included.
+
+        Valid for the next `_NUM_STAGING_BUFFERS - 1` calls of `populate`.
+        """
+        return self._staging[self._turn].seq_lens_cpu
+
+    @property
+    def fills(self) -> dict[str, int]:
+        """What the padding rows of each static input hold."""
+        return {name: f.fill for name, f in self._fields.items()}
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(s.packed.nbytes for s in self._staging if s.packed.is_pinned())
+
+    def populate(self, batch: ForwardBatch) -> None:
+        """Write a decode batch to the first rows and make every other row a padding row.
+
+        Inputs on the host travel in one asynchronous copy; inputs on the device (token ids sampled
+        there) are copied there, without a look at the host. A negative slot goes to the null page: as
+        an index it would wrap round to the last page of the cache.
+
+        Raises:
+            RunnerError: more requests than rows, or an input whose length is not the batch size.
+        """
+        self._check(batch)
+        self._turn = (self._turn + 1) % len(self._staging)
+        staging = self._staging[self._turn]
+        staging.wait()
+        n, stale = batch.batch_size, staging.num_rows
+        on_device = []
+        for name, array in staging.arrays.items():
+            source = batch.seq_lens_cpu if name == "seq_lens" else getattr(batch, name)
+            if source.is_cpu:
+                array[:n] = source.numpy()
+            else:
+                on_device.append((name, source))
+            if stale > n:
+                array[n:stale] = self._fields[name].fill
+        staging.num_rows = n
+        slots = staging.arrays["out_cache_loc"][:n]
+        np.maximum(slots, NULL_PAGE, out=slots)
+        staging.upload(self.packed)
+        for name, source in on_device:
+            self._copy_on_device(name, source)
+
+    def _copy_on_device(self, name: str, source: torch.Tensor) -> None:
+        target = self._views[name][: source.shape[0]]
+        if name == "out_cache_loc":
+            torch.clamp(source, min=NULL_PAGE, out=target)
+        else:
+            target.copy_(source)
+
+    def _check(self, batch: ForwardBatch) -> None:
+        n = batch.batch_size
+        if n > self.max_bs:
+            raise RunnerError(
+                f"a batch of {n} requests does not fit the static inputs for {self.max_bs}: capture a larger "
+                "size, or set runner.above_max=eager or split."
+            )
+        for name in self._fields:
+            source = batch.seq_lens_cpu if name == "seq_lens" else getattr(batch, name)
+            # numpy would spread an array of length 1 over all rows without a word.
+            if source.shape[0] != n:
+                raise RunnerError(
+                    f"{name} has {source.shape[0]} entries for a decode batch of {n} requests: it needs one each."
+                )
+
+    def static_batch(self, num_rows: int) -> ForwardBatch:
+        """Return the first `num_rows` rows as a decode batch of views, as a graph of that size sees it.
+
+        Its `seq_lens_cpu` and `seq_lens_sum` are those of padding rows: plan from the arguments of
+        `init_forward_metadata_replay_cuda_graph` instead.
+        """
+        if num_rows not in self._static_batches:
+            self._static_batches[num_rows] = self._view_batch(num_rows, self._padding_lens(num_rows))
+        return self._static_batches[num_rows]
+
+    def populated_batch(self, num_rows: int, batch: ForwardBatch) -> ForwardBatch:
+        """Return the first `num_rows` rows after `populate(batch)`, padding rows included, for an eager step."""
+        if not batch.batch_size <= num_rows <= self.max_bs:
+            raise RunnerError(
+                f"a batch of {batch.batch_size} cannot be padded to {num_rows} rows: give a size between it and "
+                f"{self.max_bs}."
+            )
+        prepared = self._view_batch(num_rows, self.seq_lens_cpu[:num_rows])
+        prepared.seq_lens_sum = batch.seq_lens_sum + (num_rows - batch.batch_size) * self.seq_len_fill_value
+        return prepared
+
+    def _padding_lens(self, num_rows: int) -> torch.Tensor:
+        return torch.full((num_rows,), self.seq_len_fill_value, dtype=torch.int32)
+
+    def _view_batch(self, num_rows: int, seq_lens_cpu: torch.Tensor) -> ForwardBatch:
+        return ForwardBatch(
+            forward_mode=ForwardMode.DECODE,
+            batch_size=num_rows,
+            input_ids=self.input_ids[:num_rows],
+            positions=self.positions[:num_rows],
+            req_pool_indices=self.req_pool_indices[:num_rows],
+            seq_lens=self.seq_lens[:num_rows],
+            seq_lens_cpu=seq_lens_cpu,
+            seq_lens_sum=num_rows * self.seq_len_fill_value,
+            out_cache_loc=self.out_cache_loc[:num_rows],
+        )
+
+    def captured_tensors(self) -> dict[str, torch.Tensor]:
+        """Tensors whose addresses a captured graph holds, by name."""
+        return {
+            "buffers.input_ids": self.input_ids,
+            "buffers.positions": self.positions,
+            "buffers.out_cache_loc": self.out_cache_loc,
+            "buffers.req_pool_indices": self.req_pool_indices,
+            "buffers.seq_lens": self.seq_lens,
+        }
+
+
+def _layout(max_bs: int, seq_len_fill_value: int) -> tuple[dict[str, _Field], int]:
+    """Return the fields, widest first so that each is aligned, and the bytes of them all."""
+    columns = [
+        ("input_ids", torch.int64, 0),
+        ("positions", torch.int64, max(seq_len_fill_value - 1, 0)),
+        ("out_cache_loc", torch.int64, NULL_PAGE),
+        ("req_pool_indices", torch.int32, PADDING_ROW),
+        ("seq_lens", torch.int32, seq_len_fill_value),
+    ]
+    fields, offset = {}, 0
+    for name, dtype, fill in columns:
+        fields[name] = _Field(dtype, offset, fill)
+        offset += max_bs * dtype.itemsize
+    return fields, offset

@@ -1,0 +1,301 @@
+"""ModelRunner: owns the model, the KV pool, the attention backend and the graph runner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+import torch
+
+from runners.attention import create_attention_backend
+from runners.capture import CaptureRecord
+from runners.cuda_graph_runner import CudaGraphRunner
+from runners.errors import RunnerError
+from runners.forward_batch import ForwardBatch, LogitsProcessorOutput
+from runners.input_buffers import InputBuffers
+from runners.models.context import forward_context
+from runners.models.loader import bind_kv
+from runners.padding import StepOutcome, StepPlan, StrategyName
+from runners.paged_kv import PagedKV
+from runners.step_policy import AboveMax, OnMiss
+from runners.stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from runners.models.loader import LoadedModel
+
+KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """How to build a runner. Raises ValueError, with the remedy, for values that cannot work."""
+
+    #: `cpu`, `cuda` or `cuda:N`.
+    device: str
+    #: The largest decode batch, and the most requests that hold pages at a time.
+    max_batch_size: int
+    #: The longest request in tokens, prompt and output.
+    max_seq_len: int
+    #: Batch sizes to capture; see `runners.capture_sizes`. Not used with kind `eager`.
+    capture_sizes: tuple[int, ...] = ()
+    kind: Literal["cuda_graph", "eager"] = "cuda_graph"
+    #: Tokens a page.
+    page_size: int = 16
+    #: Pages a layer, the null page included; None for enough for `max_batch_size` requests of full length.
+    num_pages: int | None = None
+    #: `auto` (the model's dtype) or a key of `KV_DTYPES`.
+    kv_cache_dtype: str = "auto"
+    attention_backend: str = "auto"
+    #: The most new tokens of one prefill step; the scheduler's chunk.
+    prefill_chunk_tokens: int = 512
+    #: What happens to batches above the largest capture size.
+    above_max: AboveMax = "eager"
+    #: What happens to batches within range that have no usable graph.
+    on_miss: OnMiss = "eager"
+    padding: StrategyName = "nearest"
+    #: NaN wherever a correct step must not look; slow, for parity only.
+    poison_padding: bool = False
+    #: Return copies of the logits instead of views that the next replay overwrites.
+    copy_output: bool = False
+    compile_mode: str = "none"
+    compile_max_bs: int = 0
+    compile_scope: str = "model"
+    compile_dynamic: bool = False
+    compile_fullgraph: bool = True
+    #: Eager steps before each capture.
+    num_warmup_steps: int = 2
+    #: Folder for the captured graphs in DOT (CUDA only); None for none.
+    graph_dump_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_batch_size",
+            "max_seq_len",
+            "page_size",
+            "prefill_chunk_tokens",
+            "num_warmup_steps",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1.")
+        if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_DTYPES:
+            raise ValueError(
+                f"kv_cache_dtype={self.kv_cache_dtype}: choose auto or one of {', '.join(KV_DTYPES)}."
+            )
+        if self.compile_mode != "none":
+            raise RunnerError(
+                f"compile_mode={self.compile_mode} is not yet available: set compile_mode=none."
+            )
+        if self.kind == "cuda_graph":
+            self._check_capture_sizes()
+
+    @property
+    def num_kv_pages(self) -> int:
+        """Pages of the KV pool, the null page included."""
+        return self.num_pages or self.max_batch_size * -(-self.max_seq_len // self.page_size) + 1
+
+    def kv_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
+        """Type of the KV cache of a model of `model_dtype`."""
+        return model_dtype if self.kv_cache_dtype == "auto" else KV_DTYPES[self.kv_cache_dtype]
+
+    def _check_capture_sizes(self) -> None:
+        sizes = self.capture_sizes
+        if not sizes or min(sizes) < 1 or len(set(sizes)) != len(sizes):
+            raise ValueError(f"capture_sizes={sizes}: must be distinct batch sizes, each at least 1.")
+        if max(sizes) > self.max_batch_size:
+            raise ValueError(
+                f"capture_sizes ends at {max(sizes)}, above max_batch_size={self.max_batch_size}: remove the "
+                "larger sizes, or raise max_batch_size."
+            )
+        if self.padding == "exact" and self.on_miss == "error" and len(sizes) < max(sizes):
+            raise ValueError(
+                "padding=exact with on_miss=error refuses every batch whose size is not captured: capture all "
+                "sizes (capture=all), or set on_miss=eager or padding=nearest."
+            )
+
+
+class ModelRunner:
+    """Runs prefill and decode steps of one model on one device.
+
+    Decode batches go to the graph runner, which replays a graph or falls back to eager as its policies
+    say; prompts always run eager. Use it as a context manager, or call `close`.
+
+    Args:
+        loaded: the model, as `runners.models.loader.load_model` returns it.
+        config: sizes and policies.
+        on_capture: called with the `CaptureRecord` of each captured size.
+
+    Attributes:
+        graph_runner: None with kind `eager`.
+        outcome: how the last step ran; None before the first.
+        stopwatch: set one to time the device region of the next steps (the graphs, or the model's kernels).
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: RunnerConfig,
+        on_capture: Callable[[CaptureRecord], None] | None = None,
+    ) -> None:
+        self.loaded = loaded
+        self.model = loaded.model
+        self.config = config
+        self.on_capture = on_capture
+        self.device = _resolve_device(config.device)
+        self.dtype = loaded.dtype
+        self.vocab_size = loaded.vocab_size
+        self.max_running_requests = config.max_batch_size
+        self.outcome: StepOutcome | None = None
+        self.stopwatch: Stopwatch | None = None
+        self.graph_runner: CudaGraphRunner | None = None
+        self.kv = self._build_kv()
+        try:
+            bind_kv(loaded, self.kv)
+            self.attn_backend = create_attention_backend(
+                config.attention_backend,
+                loaded.groups,
+                self.kv,
+                max_batch_size=config.max_batch_size,
+                max_seq_len=config.max_seq_len,
+                device=self.device,
+            )
+            fill = self.attn_backend.get_cuda_graph_seq_len_fill_value()
+            self._eager_inputs = InputBuffers(config.max_batch_size, fill, self.device)
+            if config.kind == "cuda_graph":
+                self.graph_runner = CudaGraphRunner(self)
+        except BaseException:
+            self.close()
+            raise
+
+    def _build_kv(self) -> PagedKV:
+        config = self.config
+        return PagedKV(
+            self.loaded.layer_groups,
+            num_pages=config.num_kv_pages,
+            page_size=config.page_size,
+            max_requests=config.max_batch_size,
+            max_seq_len=config.max_seq_len,
+            dtype=config.kv_dtype(self.dtype),
+            device=self.device,
+        )
+
+    @property
+    def graph_backend(self) -> str:
+        """`cuda`, `emulated` or, without graphs, `none`."""
+        return "none" if self.graph_runner is None else self.graph_runner.graph_backend
+
+    def is_compiled(self, plan: StepPlan) -> bool:
+        """Return True if a step that runs as `plan` runs compiled code."""
+        return False
+
+    def forward(self, batch: ForwardBatch, plan: StepPlan | None = None) -> LogitsProcessorOutput:
+        """Run one step and return the logits of each request's last token.
+
+        `plan` forces the way a decode step runs; see `CudaGraphRunner.replay`, also for the errors and
+        for how long the logits are valid.
+        """
+        started = time.perf_counter_ns()
+        if batch.forward_mode.is_extend():
+            return self._run_eager(batch, StepPlan("eager", (), "prefill"), started)
+        if self.graph_runner is not None:
+            output = self.graph_runner.replay(batch, plan)
+            self.outcome = self.graph_runner.outcome
+            return output
+        if plan is not None and plan.mode != "eager":
+            raise RunnerError(
+                f"the plan {plan.mode}{plan.sizes} needs graphs: build the runner with kind=cuda_graph."
+            )
+        sizes, reason = ((), "no_graphs") if plan is None else (plan.sizes, plan.reason or "forced")
+        return self._run_eager(batch, StepPlan("eager", sizes, reason), started)
+
+    def forward_eager(self, batch: ForwardBatch, padded_size: int | None = None) -> LogitsProcessorOutput:
+        """Run one step without graphs, a decode step padded to `padded_size` rows if that is given."""
+        sizes = () if padded_size is None else (padded_size,)
+        return self._run_eager(batch, StepPlan("eager", sizes, "forced"), time.perf_counter_ns())
+
+    def _run_eager(self, batch: ForwardBatch, plan: StepPlan, started: int) -> LogitsProcessorOutput:
+        if batch.batch_size == 0:
+            logits = torch.empty((0, self.vocab_size), dtype=self.dtype, device=self.device)
+            prepare_ns = time.perf_counter_ns() - started
+        else:
+            prepared = self.prepare_eager(batch, plan.sizes[0] if plan.sizes else None)
+            prepare_ns = time.perf_counter_ns() - started
+            logits = self.compute_timed(prepared)[: batch.batch_size]
+        padded = plan.padded_batch_size(batch.batch_size)
+        self.outcome = StepOutcome(
+            "eager", plan.reason, batch.batch_size, padded, 0, prepare_ns / 1e3, sizes=plan.sizes
+        )
+        return LogitsProcessorOutput(logits)
+
+    def prepare_eager(self, batch: ForwardBatch, padded_size: int | None = None) -> ForwardBatch:
+        """Bring a batch to the device and plan attention for it; return what `compute_logits` takes.
+
+        A decode batch is padded to `padded_size` rows, if that is given.
+        """
+        self.kv.flush()
+        if batch.forward_mode.is_extend():
+            prepared = batch.to(self.device)
+        else:
+            self._eager_inputs.populate(batch)
+            prepared = self._eager_inputs.populated_batch(padded_size or batch.batch_size, batch)
+        self.attn_backend.init_forward_metadata(prepared)
+        return prepared
+
+    def compute_timed(self, batch: ForwardBatch) -> torch.Tensor:
+        """`compute_logits` under the stopwatch."""
+        if self.stopwatch is None:
+            return self.compute_logits(batch)
+        self.stopwatch.start()
+        logits = self.compute_logits(batch)
+        self.stopwatch.stop()
+        return logits
+
+    def compute_logits(self, batch: ForwardBatch) -> torch.Tensor:
+        """Call the model on a planned batch: `[batch_size, vocab_size]`, one row a request."""
+        with torch.no_grad(), forward_context(self.attn_backend, batch):
+            output = self.model(
+                input_ids=batch.input_ids.unsqueeze(0),
+                position_ids=batch.positions.unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=self._last_tokens(batch),
+            )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _last_tokens(self, batch: ForwardBatch) -> torch.Tensor | int:
+        """Index of each request's last token among the packed ones; 0, for all, in a decode step."""
+        if batch.extend_seq_lens_cpu is None:
+            return 0
+        last = torch.tensor(batch.extend_seq_lens_cpu).cumsum(0) - 1
+        return last.to(self.device, non_blocking=True)
+
+    def close(self) -> None:
+        """Free the graphs, the KV pool and the static inputs. The model stays loaded."""
+        if self.graph_runner is not None:
+            self.graph_runner.shutdown()
+        for module in self.loaded.attention_modules:
+            module.register_buffer("k_cache", None)
+            module.register_buffer("v_cache", None)
+        for name in ("kv", "attn_backend", "_eager_inputs"):
+            self.__dict__.pop(name, None)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _resolve_device(name: str) -> torch.device:
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RunnerError(f"device={name}: this torch sees no CUDA device. Use device=cpu.")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
