@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from harness.lengths import LengthSpec
-
-Arrival = Literal["constant", "poisson", "gamma"]
 
 
 def steady(
@@ -35,7 +33,7 @@ def steady(
 
 
 def synthetic(
-    arrival: Arrival,
+    arrival: str,
     request_rate: float,
     num_requests: int,
     prompt_len: int | LengthSpec,
@@ -50,6 +48,7 @@ def synthetic(
     Poisson, less is burstier (the gaps' CV is 1/sqrt(burstiness)), and the drawn gaps are scaled so that
     their mean rate is exactly the one asked for. Only `arrival="gamma"` looks at it. Arrivals and lengths
     draw from separate streams of `seed`: another length distribution leaves the arrivals as they are.
+    ValueError for an unknown process.
     """
     if math.isinf(request_rate):
         arrival_s = np.zeros(num_requests)
@@ -76,13 +75,15 @@ def ramp(
     return shape(np.concatenate([[0.0], np.cumsum(gaps)]), prompts, outputs, shaping)
 
 
-def _gaps(
-    arrival: Arrival, num_gaps: int, burstiness: float, rng: np.random.Generator
-) -> NDArray[np.float64]:
+def _gaps(arrival: str, num_gaps: int, burstiness: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Draw gaps whose mean is exactly 1."""
-    if arrival == "constant" or not num_gaps:
+    shapes = {"constant": None, "poisson": 1.0, "gamma": burstiness}
+    if arrival not in shapes:
+        raise ValueError(f"unknown arrival process {arrival!r}: choose of {', '.join(shapes)}")
+    shape_parameter = shapes[arrival]
+    if shape_parameter is None or not num_gaps:
         return np.ones(num_gaps)
-    gaps = rng.gamma(burstiness if arrival == "gamma" else 1.0, size=num_gaps)
+    gaps = rng.gamma(shape_parameter, size=num_gaps)
     gaps /= gaps.mean()
     return gaps
 

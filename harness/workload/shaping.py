@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,8 +13,6 @@ from harness.workload.base import Workload, arrival_rate
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-OverLength = Literal["clip", "skip", "error"]
-
 
 @dataclass(frozen=True)
 class Shaping:
@@ -23,10 +20,10 @@ class Shaping:
 
     #: Prompt and output tokens of a request together, at least 2.
     max_seq_len: int | None = None
-    #: What becomes of a longer request. `clip` shortens the longer of its two parts first.
-    over_length: OverLength = "clip"
+    #: What becomes of a longer request: `clip` (shortens the longer of its two parts first), `skip`, `error`.
+    over_length: str = "clip"
     max_requests: int | None = None
-    #: Keeps the requests that arrive before this time, counted before the rate is scaled.
+    #: Keeps the requests that arrive before this time, on the virtual clock (after the rate is scaled).
     duration_s: float | None = None
     #: Multiplies the rate: 2 halves the gaps.
     rate_scale: float = 1.0
@@ -50,13 +47,17 @@ def shape(
     notes = dict(notes or {})
     arrival_s, prompt_len, output_len = _in_order(arrival_s, prompt_len, output_len, notes)
     keep = _with_tokens(prompt_len, output_len, notes)
-    keep = _within_duration(arrival_s, keep, shaping.duration_s)
+    keep = _within_duration(arrival_s, keep, shaping)
     keep = _within_length(prompt_len, output_len, keep, shaping, notes)
-    arrival_s, prompt_len, output_len = arrival_s[keep], prompt_len[keep], output_len[keep]
+    arrival_s, prompt_len, output_len = (
+        arrival_s[keep] - arrival_s[keep[0]],
+        prompt_len[keep],
+        output_len[keep],
+    )
     if shaping.over_length == "clip" and shaping.max_seq_len is not None:
         prompt_len, output_len = _clipped(prompt_len, output_len, shaping.max_seq_len, notes)
     return Workload(
-        arrival_s=_rescaled(arrival_s - arrival_s[0], shaping),
+        arrival_s=arrival_s / _speedup(arrival_s, shaping),
         prompt_len=prompt_len.astype(np.int32),
         output_len=output_len.astype(np.int32),
         max_concurrency=shaping.max_concurrency,
@@ -88,12 +89,13 @@ def _with_tokens(
 
 
 def _within_duration(
-    arrival_s: NDArray[np.float64], keep: NDArray[np.intp], duration_s: float | None
+    arrival_s: NDArray[np.float64], keep: NDArray[np.intp], shaping: Shaping
 ) -> NDArray[np.intp]:
-    if duration_s is None:
+    if shaping.duration_s is None:
         return keep
-    # Sorted: the requests before the end stand first.
-    return keep[: int(np.searchsorted(arrival_s[keep], arrival_s[keep[0]] + duration_s))]
+    arrival_s = arrival_s[keep] - arrival_s[keep[0]]
+    end_s = shaping.duration_s * _speedup(arrival_s, shaping)
+    return keep[: int(np.searchsorted(arrival_s, end_s))]
 
 
 def _within_length(
@@ -149,21 +151,18 @@ def _clipped(
     return new_prompt, new_output
 
 
-def _rescaled(arrival_s: NDArray[np.float64], shaping: Shaping) -> NDArray[np.float64]:
+def _speedup(arrival_s: NDArray[np.float64], shaping: Shaping) -> float:
+    """By how much the gaps shrink: `rate_scale`, or what brings the mean rate to `request_rate`."""
     if shaping.request_rate is None:
-        return arrival_s / shaping.rate_scale
+        return shaping.rate_scale
     if shaping.rate_scale != 1:
         raise ConfigError(
             "workload.rate_scale",
             shaping.rate_scale,
             "workload.request_rate sets the rate already: write rate_scale=1 or request_rate=null",
         )
-    if math.isinf(shaping.request_rate):
-        return np.zeros_like(arrival_s)
     rate, _ = arrival_rate(arrival_s)
-    if rate is None:  # no gap to scale: one request, or all at once
-        return arrival_s
-    return arrival_s * (rate / shaping.request_rate)
+    return shaping.request_rate / rate if rate else 1.0
 
 
 def _some(keep: NDArray[np.intp], field: str, remedy: str, value: object = None) -> NDArray[np.intp]:

@@ -19,6 +19,7 @@ MAX_TOKENS = 2**31 - 1
 
 def refuse(path: str | Path, trace_format: TraceFormat, fallback: str) -> ConfigError:
     """Return the error for the first line that is wrong, or for `fallback` if every line reads well."""
+    line = 0
     try:
         for line, record in _records(path, trace_format):
             reason = record if isinstance(record, str) else _fault(record, trace_format)
@@ -28,7 +29,14 @@ def refuse(path: str | Path, trace_format: TraceFormat, fallback: str) -> Config
                 )
     except (OSError, EOFError) as error:
         fallback = str(error)
+    else:
+        if not line:
+            return no_requests(path)
     return ConfigError("workload.path", path, f"cannot be read as {trace_format.container}: {fallback}")
+
+
+def no_requests(path: str | Path) -> ConfigError:
+    return ConfigError("workload.path", path, "has no requests; name a trace with at least one")
 
 
 def _records(path: str | Path, trace_format: TraceFormat) -> Iterator[tuple[int, Mapping[str, object] | str]]:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.errors import ConfigError
 from harness.workload.base import Workload
 from harness.workload.shaping import Shaping, shape
-from harness.workload.trace_diagnosis import MAX_TOKENS, refuse
+from harness.workload.trace_diagnosis import MAX_TOKENS, no_requests, refuse
 from harness.workload.trace_file import check_columns, open_trace
 from harness.workload.trace_formats import TraceFormat, trace_format
 
@@ -68,7 +67,7 @@ def _read(
     try:
         table = _read_csv(path, layout) if layout.container == "csv" else _read_jsonl(path, layout)
         if not table.num_rows:
-            raise ConfigError("workload.path", path, "has no requests; name a trace with at least one")
+            raise no_requests(path)
         if any(table[name].null_count for name in layout.columns):
             raise refuse(path, layout, "a value is missing")
         time = _seconds(table[layout.timestamp])
