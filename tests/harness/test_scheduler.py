@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_model import PagedModel, expected_tokens
 
 from harness.clock import CostClock, FixedClock
 from harness.record import REQUESTS_SCHEMA, STEPS_SCHEMA
 from harness.scheduler import ScheduledStep, SchedulerLimits, SchedulerPolicy
 from harness.scheduler_loop import RequestRow, StepRow, run_loop
 from harness.workload.base import Request, Workload
+from tests.harness.paged_model import PagedModel, expected_tokens
 
 LIMITS = SchedulerLimits(max_batch_size=4, num_pages=64, page_size=4, prefill_chunk_tokens=16, max_seq_len=64)
 
