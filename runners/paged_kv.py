@@ -33,9 +33,7 @@ class PagePool:
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 2:
-            raise ValueError(
-                f"num_pages={num_pages}: at least 2 are needed, one of them the null page."
-            )
+            raise ValueError(f"num_pages={num_pages}: at least 2 are needed, one of them the null page.")
         if page_size < 1:
             raise ValueError(f"page_size={page_size}: must be at least 1 token.")
         self.num_pages = num_pages
@@ -67,9 +65,7 @@ class PagePool:
         """Give pages back. Raises RunnerError for a page that is not held (or given back twice)."""
         held = self._is_held[list(pages)]
         if len(set(pages)) != len(pages) or not held.all():
-            raise RunnerError(
-                f"pages {list(pages)} are released, but not all of them are held once."
-            )
+            raise RunnerError(f"pages {list(pages)} are released, but not all of them are held once.")
         self._is_held[list(pages)] = False
         self._free.extend(reversed(pages))
 
@@ -87,9 +83,7 @@ class PagePool:
 class RequestTable:
     """Row of a request → its pages, on the host and on the device."""
 
-    def __init__(
-        self, max_requests: int, max_pages_per_request: int, device: torch.device
-    ) -> None:
+    def __init__(self, max_requests: int, max_pages_per_request: int, device: torch.device) -> None:
         shape = (max_requests + 1, max_pages_per_request)
         #: `[max_requests + 1, max_pages_per_request]` int32 on the device; row 0 is the padding row.
         self.page_table = torch.full(shape, NULL_PAGE, dtype=torch.int32, device=device)
@@ -149,9 +143,7 @@ class RequestTable:
         rows = np.flatnonzero(self._is_dirty)
         if len(rows) == 0:
             return
-        packed = np.concatenate(
-            [rows[:, None].astype(np.int32), self.page_table_cpu[rows]], axis=1
-        )
+        packed = np.concatenate([rows[:, None].astype(np.int32), self.page_table_cpu[rows]], axis=1)
         lines = self._staging.upload(packed)
         self.page_table.index_copy_(0, lines[:, 0].long(), lines[:, 1:])
         self._is_dirty[:] = False
@@ -194,9 +186,7 @@ class PagedKV:
         #: Per layer: `[num_pages, page_size, num_kv_heads, head_dim]`.
         self.k_cache: list[torch.Tensor] = []
         self.v_cache: list[torch.Tensor] = []
-        self.table = RequestTable(
-            max_requests, self.pages_needed(max_seq_len), self.device
-        )
+        self.table = RequestTable(max_requests, self.pages_needed(max_seq_len), self.device)
         self.pool = PagePool(num_pages, page_size)
         self._make_caches()
 
@@ -216,14 +206,9 @@ class PagedKV:
         The tensors change, so `generation` changes too: bind the layers and capture again.
         """
         if self.pool.num_held:
-            raise RunnerError(
-                f"the KV pool cannot be resized while {self.pool.num_held} pages are held."
-            )
+            raise RunnerError(f"the KV pool cannot be resized while {self.pool.num_held} pages are held.")
         self.pool = PagePool(num_pages, self.page_size)
-        self.k_cache, self.v_cache = (
-            [],
-            [],
-        )  # free the old storage before asking for the new
+        self.k_cache, self.v_cache = ([], [])  # free the old storage before asking for the new
         self._make_caches()
         self.generation += 1
 
@@ -290,9 +275,7 @@ class PagedKV:
     def slots(self, row: int, start: int, end: int) -> IntArray:
         """Slots of the tokens `[start, end)` of one request, `[end - start]` int64."""
         positions = np.arange(start, end, dtype=np.int64)
-        return self.decode_slots(
-            np.full(len(positions), row, dtype=np.int64), positions
-        )
+        return self.decode_slots(np.full(len(positions), row, dtype=np.int64), positions)
 
     def decode_slots(self, rows: npt.ArrayLike, positions: npt.ArrayLike) -> IntArray:
         """Slot of position `positions[i]` of the request in `rows[i]`, `[n]` int64.
@@ -301,19 +284,14 @@ class PagedKV:
         """
         rows, positions = np.asarray(rows), np.asarray(positions)
         columns = positions // self.page_size
-        if positions.size and (
-            positions.min() < 0 or columns.max() >= self.page_table_cpu.shape[1]
-        ):
-            raise OutOfPagesError(
-                f"positions outside 0..{self.max_seq_len - 1} have no slot."
-            )
+        if positions.size and (positions.min() < 0 or columns.max() >= self.page_table_cpu.shape[1]):
+            raise OutOfPagesError(f"positions outside 0..{self.max_seq_len - 1} have no slot.")
         pages = self.page_table_cpu[rows, columns].astype(np.int64)
         if np.any((pages == NULL_PAGE) & (rows != PADDING_ROW)):
             bad = int(np.asarray(rows)[(pages == NULL_PAGE) & (rows != PADDING_ROW)][0])
-            raise OutOfPagesError(
-                f"row {bad} has no page for a token: call extend first."
-            )
-        return pages * self.page_size + positions % self.page_size
+            raise OutOfPagesError(f"row {bad} has no page for a token: call extend first.")
+        slots: IntArray = pages * self.page_size + positions % self.page_size
+        return slots
 
     def flush(self) -> None:
         """Bring the device's page table up to date. Call it before planning a step."""

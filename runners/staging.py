@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
@@ -22,21 +23,13 @@ class StagingRing:
     """
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        depth: int = 2,
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, depth: int = 2
     ) -> None:
         self._on_cuda = device.type == "cuda"
-        self._buffers = [
-            torch.zeros(shape, dtype=dtype, pin_memory=self._on_cuda)
-            for _ in range(depth)
-        ]
+        self._buffers = [torch.zeros(shape, dtype=dtype, pin_memory=self._on_cuda) for _ in range(depth)]
         self._arrays = [buffer.numpy() for buffer in self._buffers]
-        self._events = (
-            [torch.cuda.Event() for _ in range(depth)] if self._on_cuda else []
-        )
+        make_event: Callable[[], torch.cuda.Event] = torch.cuda.Event
+        self._events = [make_event() for _ in range(depth)] if self._on_cuda else []
         self._target = torch.zeros(shape, dtype=dtype, device=device)
         self._turn = 0
 

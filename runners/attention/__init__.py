@@ -22,9 +22,7 @@ def resolve_attention_backend(name: str, device: torch.device) -> str:
         # FlashInfer takes over on CUDA once its backend is here.
         return "torch"
     if name not in BACKENDS:
-        raise ValueError(
-            f"attention.backend={name}: choose one of auto, {', '.join(BACKENDS)}."
-        )
+        raise ValueError(f"attention.backend={name}: choose one of auto, {', '.join(BACKENDS)}.")
     if name == "flashinfer" and device.type != "cuda":
         raise ValueError(
             f"attention.backend=flashinfer: FlashInfer needs a CUDA device, this run is on {device}. "
@@ -48,15 +46,9 @@ def create_attention_backend(
     """
     resolved = resolve_attention_backend(name, device)
     if resolved == "flashinfer":
-        raise ValueError(
-            "attention.backend=flashinfer: not yet available. Use attention.backend=torch."
-        )
+        raise ValueError("attention.backend=flashinfer: not yet available. Use attention.backend=torch.")
     from runners.attention.torch_backend import TorchAttentionBackend
 
     return TorchAttentionBackend(
-        groups,
-        kv,
-        max_batch_size=max_batch_size,
-        max_seq_len=max_seq_len,
-        device=device,
+        groups, kv, max_batch_size=max_batch_size, max_seq_len=max_seq_len, device=device
     )

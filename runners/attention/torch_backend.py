@@ -74,9 +74,7 @@ class TorchAttentionBackend(AttentionBackend):
         self.max_seq_len = max_seq_len
         self.device = device
         self._token_index = torch.arange(max_seq_len, device=device)
-        self._max_columns = [
-            min(group.sliding_window or max_seq_len, max_seq_len) for group in groups
-        ]
+        self._max_columns = [min(group.sliding_window or max_seq_len, max_seq_len) for group in groups]
         self._static_slots: list[torch.Tensor] = []
         self._static_visible: list[torch.Tensor] = []
         self._decode_plans: list[_DecodePlan] = []
@@ -88,12 +86,8 @@ class TorchAttentionBackend(AttentionBackend):
         def flat(columns: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(max_bs * columns, dtype=dtype, device=self.device)
 
-        self._static_slots = [
-            flat(columns, torch.int64) for columns in self._max_columns
-        ]
-        self._static_visible = [
-            flat(columns, torch.bool) for columns in self._max_columns
-        ]
+        self._static_slots = [flat(columns, torch.int64) for columns in self._max_columns]
+        self._static_visible = [flat(columns, torch.bool) for columns in self._max_columns]
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         # A row of length 0 would be masked altogether, and its softmax NaN.
@@ -101,9 +95,7 @@ class TorchAttentionBackend(AttentionBackend):
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         if forward_batch.forward_mode.is_extend():
-            self._extend_plans = [
-                self._plan_extend(group, forward_batch) for group in self.groups
-            ]
+            self._extend_plans = [self._plan_extend(group, forward_batch) for group in self.groups]
             return
         rows = self._gather_rows(forward_batch.req_pool_indices)
         longest = _longest(forward_batch.seq_lens_cpu)
@@ -140,37 +132,25 @@ class TorchAttentionBackend(AttentionBackend):
         self._plan_static(bs, req_pool_indices, seq_lens, longest)
 
     def _plan_static(
-        self,
-        bs: int,
-        req_pool_indices: torch.Tensor,
-        seq_lens: torch.Tensor,
-        longest: int,
+        self, bs: int, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, longest: int
     ) -> None:
         """Plan into the static buffers, so that a captured graph finds the plan where it was."""
         rows = self._gather_rows(req_pool_indices[:bs])
         plans = []
         for group_id, max_columns in enumerate(self._max_columns):
             # A CUDA graph has fixed shapes. An emulated one runs the code again, and may be narrower.
-            columns = (
-                max_columns if self.device.type == "cuda" else min(longest, max_columns)
-            )
+            columns = max_columns if self.device.type == "cuda" else min(longest, max_columns)
             plan = self._plan_decode(rows, seq_lens[:bs], columns)
             slots = self._static_slots[group_id][: bs * columns].view(bs, columns)
-            visible = self._static_visible[group_id][: bs * columns].view(
-                bs, 1, 1, columns
-            )
-            plans.append(
-                _DecodePlan(slots.copy_(plan.slots), visible.copy_(plan.visible))
-            )
+            visible = self._static_visible[group_id][: bs * columns].view(bs, 1, 1, columns)
+            plans.append(_DecodePlan(slots.copy_(plan.slots), visible.copy_(plan.visible)))
         self._decode_plans = plans
 
     def _gather_rows(self, req_pool_indices: torch.Tensor) -> torch.Tensor:
         """`[batch_size, max_pages]` int32: the pages of each request of the step."""
         return self.kv.page_table.index_select(0, req_pool_indices)
 
-    def _plan_decode(
-        self, rows: torch.Tensor, seq_lens: torch.Tensor, columns: int
-    ) -> _DecodePlan:
+    def _plan_decode(self, rows: torch.Tensor, seq_lens: torch.Tensor, columns: int) -> _DecodePlan:
         """Plan the last `columns` tokens of each request (all of them where it is shorter)."""
         lens = seq_lens.unsqueeze(1).long()
         positions = (lens - columns).clamp_(min=0) + self._token_index[:columns]
@@ -180,20 +160,14 @@ class TorchAttentionBackend(AttentionBackend):
         return _DecodePlan(slots, visible[:, None, None, :])
 
     def _plan_extend(self, group: AttentionGroup, batch: ForwardBatch) -> _ExtendPlan:
-        assert batch.extend_seq_lens_cpu is not None, (
-            "a prefill step says how many tokens are new"
-        )
+        assert batch.extend_seq_lens_cpu is not None, "a prefill step says how many tokens are new"
         window = group.sliding_window or self.max_seq_len
         spans: list[_ExtendSpan] = []
         positions: list[np.ndarray] = []
         q_start = kv_start = 0
-        for total, new in zip(
-            batch.seq_lens_cpu.tolist(), batch.extend_seq_lens_cpu, strict=True
-        ):
+        for total, new in zip(batch.seq_lens_cpu.tolist(), batch.extend_seq_lens_cpu, strict=True):
             cached = total - new
-            first = max(
-                0, cached - window + 1
-            )  # the oldest token that the first new one sees
+            first = max(0, cached - window + 1)  # the oldest token that the first new one sees
             positions.append(np.arange(first, total, dtype=np.int64))
             kv_end = kv_start + total - first
             visible = self._extend_mask(cached - first, new, window)
@@ -201,14 +175,10 @@ class TorchAttentionBackend(AttentionBackend):
             q_start, kv_start = q_start + new, kv_end
         return _ExtendPlan(self._extend_slots(batch, positions), spans)
 
-    def _extend_slots(
-        self, batch: ForwardBatch, positions: list[np.ndarray]
-    ) -> torch.Tensor:
+    def _extend_slots(self, batch: ForwardBatch, positions: list[np.ndarray]) -> torch.Tensor:
         owner = np.repeat(np.arange(len(positions)), [len(p) for p in positions])
         owners = torch.from_numpy(owner).to(self.device, non_blocking=True)
-        packed = torch.from_numpy(np.concatenate(positions)).to(
-            self.device, non_blocking=True
-        )
+        packed = torch.from_numpy(np.concatenate(positions)).to(self.device, non_blocking=True)
         rows = batch.req_pool_indices[owners].long()
         pages = self.kv.page_table[rows, packed // self.kv.page_size].long()
         return pages * self.kv.page_size + packed % self.kv.page_size
@@ -238,19 +208,13 @@ class TorchAttentionBackend(AttentionBackend):
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for span in plan.spans:
             # [new, heads, dim] -> [kv heads, query heads a kv head, new, dim]; K and V are expanded.
-            queries = (
-                q[span.q_start : span.q_end].unflatten(1, heads).permute(1, 2, 0, 3)
-            )
+            queries = q[span.q_start : span.q_end]
+            queries = queries.reshape(len(queries), *heads, group.head_dim).permute(1, 2, 0, 3)
             spread = [
-                x[span.kv_start : span.kv_end]
-                .transpose(0, 1)
-                .unsqueeze(1)
-                .expand(-1, heads[1], -1, -1)
+                x[span.kv_start : span.kv_end].transpose(0, 1).unsqueeze(1).expand(-1, heads[1], -1, -1)
                 for x in (keys, values)
             ]
-            part = _attend(
-                group, queries, spread[0], spread[1], span.visible, causal=True
-            )
+            part = _attend(group, queries, spread[0], spread[1], span.visible, causal=True)
             out[span.q_start : span.q_end] = part.permute(2, 0, 1, 3).flatten(1, 2)
         return out
 
@@ -271,43 +235,29 @@ class TorchAttentionBackend(AttentionBackend):
         return _attend(group, queries, keys, values, plan.visible).reshape(q.shape)
 
     def captured_tensors(self) -> dict[str, torch.Tensor]:
-        slots = {
-            f"attention.slots.{i}": buffer
-            for i, buffer in enumerate(self._static_slots)
-        }
-        return slots | {
-            f"attention.visible.{i}": buffer
-            for i, buffer in enumerate(self._static_visible)
-        }
+        slots = {f"attention.slots.{i}": buffer for i, buffer in enumerate(self._static_slots)}
+        return slots | {f"attention.visible.{i}": buffer for i, buffer in enumerate(self._static_visible)}
 
 
 def _longest(seq_lens_cpu: torch.Tensor) -> int:
     return int(seq_lens_cpu.max()) if seq_lens_cpu.numel() else 0
 
 
-def _slots_of(
-    rows: torch.Tensor, positions: torch.Tensor, page_size: int
-) -> torch.Tensor:
+def _slots_of(rows: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:
     pages = rows.gather(1, positions // page_size).long()
     return pages.mul_(page_size).add_(positions % page_size)
 
 
-def _write(
-    layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
-) -> None:
+def _write(layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
     # index_copy_ refuses a negative index; index_put_ would wrap it round to the last page.
     layer.k_cache.flatten(0, 1).index_copy_(0, slots, k.to(layer.k_cache.dtype))
     layer.v_cache.flatten(0, 1).index_copy_(0, slots, v.to(layer.v_cache.dtype))
 
 
-def _gather(
-    cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
+def _gather(cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`[..., num_kv_heads, head_dim]` in `dtype`, for slots of any shape."""
     num_pages, page_size, num_heads, head_dim = cache.shape
-    lines = cache.view(num_pages * page_size, num_heads * head_dim).index_select(
-        0, slots.view(-1)
-    )
+    lines = cache.view(num_pages * page_size, num_heads * head_dim).index_select(0, slots.view(-1))
     return lines.view(*slots.shape, num_heads, head_dim).to(dtype)
 
 
@@ -329,9 +279,7 @@ def _attend(
     scores = torch.matmul(q, k.transpose(-1, -2)).float() * group.sm_scale
     scores = group.logits_soft_cap * torch.tanh(scores / group.logits_soft_cap)
     if visible is None and causal:
-        visible = torch.ones(
-            scores.shape[-2:], dtype=torch.bool, device=q.device
-        ).tril()
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if visible is not None:
         scores = scores.masked_fill(~visible, float("-inf"))
     return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v)

@@ -25,7 +25,7 @@ ATTENTION = "cudagraph_harness"
 #: `attn_implementation` of a model that is being probed for its attention groups.
 PROBE = "cudagraph_harness_probe"
 
-_library: Any = torch.library.Library("cudagraph_harness", "DEF")
+_library: Any = torch.library.Library("cudagraph_harness", "DEF")  # type: ignore[no-untyped-call]
 _library.define(
     "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, int group_id)"
     " -> Tensor"
@@ -103,9 +103,7 @@ def _probe(
 ) -> tuple[torch.Tensor, None]:
     """Attention function that notes what it is asked for and returns zeros."""
     if value.shape != key.shape:
-        raise UnsupportedModelError(
-            "keys and values have unlike shapes, which the paged cache cannot hold."
-        )
+        raise UnsupportedModelError("keys and values have unlike shapes, which the paged cache cannot hold.")
     group = AttentionGroup(
         num_qo_heads=query.shape[1],
         num_kv_heads=key.shape[1],
@@ -121,9 +119,7 @@ def _probe(
 AttentionInterface.register(PROBE, _probe)
 
 
-def route_attention(
-    model: Any, max_seq_len: int
-) -> tuple[list[nn.Module], list[AttentionGroup]]:
+def route_attention(model: Any, max_seq_len: int) -> tuple[list[nn.Module], list[AttentionGroup]]:
     """Send the model's attention to our operator; return its attention modules and their groups.
 
     The groups are read off one call of the model with one token: they are what transformers itself

@@ -12,19 +12,8 @@ from torch import nn
 
 from runners.attention.base import AttentionGroup
 from runners.errors import UnsupportedModelError
-from runners.models.families import (
-    SUPPORTED,
-    check_family,
-    check_positions,
-    freeze_positions,
-    refusal,
-)
-from runners.models.sources import (
-    Checkpoint,
-    ModelSourceError,
-    find_checkpoint,
-    read_config,
-)
+from runners.models.families import SUPPORTED, check_family, check_positions, freeze_positions, refusal
+from runners.models.sources import Checkpoint, ModelSourceError, find_checkpoint, read_config
 from runners.models.weights import (
     count_parameters,
     fingerprint,
@@ -109,9 +98,7 @@ def check_model(spec: ModelSpec) -> Any:
     return _check(spec)[0]
 
 
-def load_model(
-    spec: ModelSpec, device: torch.device | str, progress: Progress | None = None
-) -> LoadedModel:
+def load_model(spec: ModelSpec, device: torch.device | str, progress: Progress | None = None) -> LoadedModel:
     """Check and load the model of `spec` onto `device`; raises as `check_model` does."""
     device = torch.device(device)
     report = progress or (lambda stage: None)
@@ -145,24 +132,15 @@ def bind_kv(loaded: LoadedModel, kv: PagedKV) -> None:
 def _check(spec: ModelSpec) -> tuple[Any, Checkpoint | None]:
     if spec.implementation != "transformers":
         raise ModelSourceError(
-            "model.implementation",
-            spec.implementation,
-            "not yet available.",
-            "Use transformers.",
+            "model.implementation", spec.implementation, "not yet available.", "Use transformers."
         )
     if spec.source == "random":
-        hf_config, checkpoint, name = (
-            _random_config(dict(spec.config)),
-            None,
-            "model.config",
-        )
+        hf_config, checkpoint, name = (_random_config(dict(spec.config)), None, "model.config")
     elif spec.source in ("pretrained", "gguf"):
         checkpoint = find_checkpoint(spec.source, spec.path, spec.revision)
         hf_config, name = _checkpoint_config(checkpoint, str(spec.path)), str(spec.path)
     else:
-        raise ModelSourceError(
-            "model.source", spec.source, "unknown.", "Use random, pretrained or gguf."
-        )
+        raise ModelSourceError("model.source", spec.source, "unknown.", "Use random, pretrained or gguf.")
     check_family(hf_config, name)
     _check_length(hf_config, spec.max_seq_len, name)
     return hf_config, checkpoint
@@ -174,19 +152,12 @@ def _random_config(fields: dict[str, Any]) -> Any:
     model_type = str(fields.pop("model_type", ""))
     if not model_type:
         raise ModelSourceError(
-            "model.config.model_type",
-            None,
-            "is missing.",
-            f"Choose one of {', '.join(SUPPORTED)}.",
+            "model.config.model_type", None, "is missing.", f"Choose one of {', '.join(SUPPORTED)}."
         )
     if model_type not in SUPPORTED:
         raise UnsupportedModelError(refusal(model_type, "model.config", None))
     config_class = CONFIG_MAPPING[model_type]
-    known = (
-        set(config_class().to_dict())
-        | set(config_class.attribute_map)
-        | _LEGACY_CONFIG_KEYS
-    )
+    known = set(config_class().to_dict()) | set(config_class.attribute_map) | _LEGACY_CONFIG_KEYS
     for key in sorted(set(fields) - known):
         raise ModelSourceError(
             f"model.config.{key}",
@@ -196,12 +167,8 @@ def _random_config(fields: dict[str, Any]) -> Any:
         )
     try:
         config = config_class(**fields)
-    except (
-        Exception
-    ) as error:  # transformers raises a class of its own for each kind of bad field
-        raise ModelSourceError(
-            "model.config", model_type, f"{error}.", "Correct the field."
-        ) from error
+    except Exception as error:  # transformers raises a class of its own for each kind of bad field
+        raise ModelSourceError("model.config", model_type, f"{error}.", "Correct the field.") from error
     _check_heads(config)
     return config
 
@@ -241,10 +208,7 @@ def _check_length(config: Any, max_seq_len: int, name: str) -> None:
     limit = config.max_position_embeddings
     if max_seq_len > limit:
         raise ModelSourceError(
-            "model.max_seq_len",
-            max_seq_len,
-            f"{name} has {limit} positions.",
-            f"Set it to {limit} or less.",
+            "model.max_seq_len", max_seq_len, f"{name} has {limit} positions.", f"Set it to {limit} or less."
         )
     check_positions(config, max_seq_len, name)
 
@@ -252,24 +216,17 @@ def _check_length(config: Any, max_seq_len: int, name: str) -> None:
 # --- loading -----------------------------------------------------------------------------------
 
 
-def _random_model(
-    hf_config: Any, dtype: torch.dtype, device: torch.device, seed: int
-) -> Any:
+def _random_model(hf_config: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
     from transformers import AutoModelForCausalLM
 
     auto_model: Any = AutoModelForCausalLM
     # On the device itself: a large model would take minutes to fill on the host.
-    with (
-        torch.random.fork_rng([device] if device.type == "cuda" else []),
-        torch.device(device),
-    ):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(seed)
         return auto_model.from_config(hf_config, dtype=dtype)
 
 
-def _pretrained_model(
-    checkpoint: Checkpoint, hf_config: Any, dtype: torch.dtype
-) -> Any:
+def _pretrained_model(checkpoint: Checkpoint, hf_config: Any, dtype: torch.dtype) -> Any:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -291,10 +248,7 @@ def _pretrained_model(
             )
     except SafetensorError as error:
         raise ModelSourceError(
-            "model.path",
-            checkpoint.location,
-            f"a weight file is damaged ({error}).",
-            "Copy it again.",
+            "model.path", checkpoint.location, f"a weight file is damaged ({error}).", "Copy it again."
         ) from error
     _refuse_missing_weights(info, checkpoint.location)
     return model
@@ -331,20 +285,14 @@ def _without_progress_bars() -> Iterator[None]:
 
 
 def _describe(
-    spec: ModelSpec,
-    model: Any,
-    hf_config: Any,
-    dtype: torch.dtype,
-    checkpoint: Checkpoint | None,
+    spec: ModelSpec, model: Any, hf_config: Any, dtype: torch.dtype, checkpoint: Checkpoint | None
 ) -> LoadedModel:
     from runners.models.attention_op import route_attention
 
     modules, layer_groups = route_attention(model, spec.max_seq_len)
     groups = list(dict.fromkeys(layer_groups))
     total = weight_bytes(model)
-    unread = unread_embedding_bytes(
-        model.get_input_embeddings(), model.get_output_embeddings()
-    )
+    unread = unread_embedding_bytes(model.get_input_embeddings(), model.get_output_embeddings())
     return LoadedModel(
         model=model,
         hf_config=hf_config,
@@ -359,8 +307,6 @@ def _describe(
         dtype=dtype,
         source=spec.source,
         revision=checkpoint.revision if checkpoint else None,
-        fingerprint=fingerprint(checkpoint.files)
-        if checkpoint and checkpoint.files
-        else None,
+        fingerprint=fingerprint(checkpoint.files) if checkpoint and checkpoint.files else None,
         max_position_embeddings=hf_config.max_position_embeddings,
     )

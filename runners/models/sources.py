@@ -62,13 +62,9 @@ def find_checkpoint(source: str, path: str | None, revision: str | None) -> Chec
         _refuse_revision(path, revision)
         return Checkpoint(str(local), files=_weight_files(local))
     if local.exists():
-        raise ModelSourceError(
-            "model.path", path, "is a file.", "Give the folder that holds config.json."
-        )
+        raise ModelSourceError("model.path", path, "is a file.", "Give the folder that holds config.json.")
     if _looks_local(path):
-        raise ModelSourceError(
-            "model.path", path, "there is no such folder.", "Check the path."
-        )
+        raise ModelSourceError("model.path", path, "there is no such folder.", "Check the path.")
     return _hub_repository(path, revision)
 
 
@@ -77,38 +73,24 @@ def read_config(checkpoint: Checkpoint) -> dict[str, Any]:
     if checkpoint.gguf_file is not None:
         from transformers import PreTrainedConfig
 
-        config, _ = PreTrainedConfig.get_config_dict(
-            checkpoint.location, gguf_file=checkpoint.gguf_file
-        )
+        config, _ = PreTrainedConfig.get_config_dict(checkpoint.location, gguf_file=checkpoint.gguf_file)
         return dict(config)
     if checkpoint.revision is None:
         return _parse_config(Path(checkpoint.location) / "config.json")
-    return _parse_config(
-        _hub_file(checkpoint.location, "config.json", checkpoint.revision)
-    )
+    return _parse_config(_hub_file(checkpoint.location, "config.json", checkpoint.revision))
 
 
 def _parse_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelSourceError(
-            "model.path",
-            path.parent,
-            "there is no config.json.",
-            "Give a folder saved by save_pretrained.",
+            "model.path", path.parent, "there is no config.json.", "Give a folder saved by save_pretrained."
         )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelSourceError(
-            "model.path", path, f"is not JSON ({error}).", "Restore the file."
-        ) from error
+        raise ModelSourceError("model.path", path, f"is not JSON ({error}).", "Restore the file.") from error
     if not isinstance(config, dict) or "model_type" not in config:
-        raise ModelSourceError(
-            "model.path",
-            path,
-            "names no model_type.",
-            "Give a transformers checkpoint.",
-        )
+        raise ModelSourceError("model.path", path, "names no model_type.", "Give a transformers checkpoint.")
     return config
 
 
@@ -121,9 +103,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if _SINGLE in names:
         shards = {_SINGLE}
     elif _INDEX in names:
-        shards = set(
-            json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        )
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     else:
         raise _no_safetensors(str(folder), names)
     missing = sorted(shards - names)
@@ -134,9 +114,7 @@ def _weight_files(folder: Path) -> list[Path]:
             f"the weights are incomplete: {', '.join(missing)} is missing.",
             "Copy it again.",
         )
-    return [
-        folder / name for name in sorted(shards | (names & {"config.json", _INDEX}))
-    ]
+    return [folder / name for name in sorted(shards | (names & {"config.json", _INDEX}))]
 
 
 def _no_safetensors(path: str, names: set[str]) -> ModelSourceError:
@@ -151,25 +129,15 @@ def _no_safetensors(path: str, names: set[str]) -> ModelSourceError:
     gguf = sorted(name for name in names if name.endswith(".gguf"))
     if gguf:
         return ModelSourceError(
-            "model.path",
-            path,
-            f"holds {gguf[0]}.",
-            f"Use model.source=gguf model.path={path}/{gguf[0]}.",
+            "model.path", path, f"holds {gguf[0]}.", f"Use model.source=gguf model.path={path}/{gguf[0]}."
         )
     return ModelSourceError(
-        "model.path",
-        path,
-        f"holds neither {_SINGLE} nor {_INDEX}.",
-        "Give a checkpoint in safetensors.",
+        "model.path", path, f"holds neither {_SINGLE} nor {_INDEX}.", "Give a checkpoint in safetensors."
     )
 
 
 def _looks_local(path: str) -> bool:
-    return (
-        path.startswith((".", "/", "~"))
-        or path.count("/") > 1
-        or path.endswith((".gguf", ".safetensors"))
-    )
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith((".gguf", ".safetensors"))
 
 
 def _refuse_revision(path: str, revision: str | None) -> None:
@@ -187,14 +155,8 @@ def _refuse_revision(path: str, revision: str | None) -> None:
 
 def _gguf_file(path: Path) -> Checkpoint:
     if not path.is_file() or path.suffix != ".gguf":
-        raise ModelSourceError(
-            "model.path", path, "is not a .gguf file.", "Give the path of one file."
-        )
-    missing = [
-        name
-        for name in ("gguf", "accelerate")
-        if importlib.util.find_spec(name) is None
-    ]
+        raise ModelSourceError("model.path", path, "is not a .gguf file.", "Give the path of one file.")
+    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
         raise ModelSourceError(
             "model.source",
@@ -215,10 +177,7 @@ def _hub_repository(repo_id: str, revision: str | None) -> Checkpoint:
     commit = config.parent.name
     if not _COMMIT.fullmatch(commit):
         raise ModelSourceError(
-            "model.path",
-            repo_id,
-            "the hub cache names no commit.",
-            "Clear that cache entry.",
+            "model.path", repo_id, "the hub cache names no commit.", "Clear that cache entry."
         )
     names = _hub_names(repo_id, commit, config.parent)
     if not names & {_SINGLE, _INDEX}:
@@ -243,10 +202,7 @@ def _hub_file(repo_id: str, name: str, revision: str | None) -> Path:
         return Path(hf_hub_download(repo_id, name, revision=revision))
     except errors.GatedRepoError as error:
         raise ModelSourceError(
-            "model.path",
-            repo_id,
-            "is gated.",
-            "Accept its terms on the hub, then run: hf auth login.",
+            "model.path", repo_id, "is gated.", "Accept its terms on the hub, then run: hf auth login."
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ModelSourceError(
@@ -254,10 +210,7 @@ def _hub_file(repo_id: str, name: str, revision: str | None) -> Path:
         ) from error
     except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
         raise ModelSourceError(
-            "model.path",
-            repo_id,
-            "is neither a folder here nor a model on the hub.",
-            "Check the spelling.",
+            "model.path", repo_id, "is neither a folder here nor a model on the hub.", "Check the spelling."
         ) from error
     except errors.RemoteEntryNotFoundError as error:
         raise ModelSourceError(

@@ -23,10 +23,7 @@ def weight_bytes(model: nn.Module) -> int:
     Call it before the KV cache is bound: its tensors become buffers of the attention layers.
     """
     tensors = (*model.parameters(), *model.buffers())
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage()
-        for tensor in tensors
-    }
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
     return sum(storage.nbytes() for storage in storages.values())
 
 
@@ -56,11 +53,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 def parse_dtype(name: str, default: torch.dtype) -> torch.dtype:
     """Return the torch dtype called `name`; `auto` gives `default`. Raises ValueError otherwise."""
-    known = {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-    }
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name == "auto":
         return default
     if name not in known:
