@@ -48,10 +48,8 @@ class WarmUp:
 
     @property
     def unmet_condition(self) -> str | None:
-        """Why the warm-up ended without a stable level; None if it has one or has not ended."""
-        return (
-            f"warm-up not stable after {self.num_samples} samples" if self.done and not self.stable else None
-        )
+        """What keeps the level from being stable, also when the caller ends the warm-up; else None."""
+        return None if self.stable else f"warm-up not stable after {self.num_samples} samples"
 
 
 class StoppingRule:

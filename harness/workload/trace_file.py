@@ -14,6 +14,8 @@ from harness.workload.trace_formats import TraceFormat
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
+#: Characters of the first line that are looked at: a file without lines is not read whole.
+_MAX_LINE = 1 << 24
 
 
 def open_trace(path: str | Path) -> BinaryIO:
@@ -46,7 +48,7 @@ def check_columns(path: str | Path, trace_format: TraceFormat) -> None:
     """Raise ConfigError if the file cannot be read or its first record lacks a column; reads no further."""
     try:
         with open_text(path) as text:
-            first = text.readline()
+            first = text.readline(_MAX_LINE)
     except (OSError, EOFError) as error:
         raise ConfigError("workload.path", path, f"cannot be read: {_reason(error)}") from error
     present = _csv_columns(first) if trace_format.container == "csv" else _json_keys(path, first)

@@ -147,3 +147,10 @@ def test_warm_up_runs_the_minimum_even_when_stable() -> None:
 def test_a_warm_up_that_never_settles_ends_and_says_so() -> None:
     rule = warm_up(1.5**i for i in range(1000))
     assert rule.unmet_condition == "warm-up not stable after 200 samples"
+
+
+def test_a_warm_up_that_the_caller_ends_says_that_it_was_not_stable() -> None:
+    rule = WarmUp()
+    rule.add(4.0)
+    assert not rule.done
+    assert rule.unmet_condition == "warm-up not stable after 1 samples"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from harness.errors import ConfigError
 from harness.workload.base import Workload
@@ -270,6 +272,33 @@ def test_unsorted_stamps_are_sorted_and_counted(tmp_path: Path) -> None:
     assert workload.arrival_s.tolist() == [0.0, 1.0, 2.0]
     assert lengths(workload) == [(9, 10), (11, 12), (7, 8)]
     assert workload.notes["num_out_of_order"] == 1
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data(), st.sampled_from(["azure", "burstgpt", "mooncake", "timed_trace", "csv"]))
+def test_a_spoiled_file_is_loaded_or_refused_and_nothing_else(
+    tmp_path: Path, data: st.DataObject, format_name: str
+) -> None:
+    text = {
+        "azure": TWO_ROWS,
+        "csv": TWO_ROWS,
+        "burstgpt": "Timestamp,Model,Request tokens,Response tokens\n5,GPT-4,472,18\n6.5,GPT-4,1,2\n",
+    }.get(format_name, jsonl((500, 7, 8), (1500, 9, 10)))
+    content = bytearray(text.encode())
+    for _ in range(data.draw(st.integers(0, 4))):
+        start = data.draw(st.integers(0, len(content)))
+        end = data.draw(st.integers(start, min(start + 9, len(content))))
+        content[start:end] = data.draw(
+            st.binary(max_size=6) | st.sampled_from([b",", b"\n", b'"', b"-", b"9" * 12])
+        )
+    columns = {"arrival_s": "TIMESTAMP", "prompt_len": "ContextTokens", "output_len": "GeneratedTokens"}
+    packed = gzip.compress(bytes(content)) if data.draw(st.booleans()) else bytes(content)
+    try:
+        workload = load_text(tmp_path, packed, format_name, columns=columns)
+    except ConfigError:
+        return
+    assert workload.prompt_len.min() >= 1 and workload.output_len.min() >= 1
+    assert np.all(np.diff(workload.arrival_s) >= 0) and np.isfinite(workload.arrival_s).all()
 
 
 def many_rows(tmp_path: Path, num_rows: int) -> Path:
