@@ -74,7 +74,7 @@ def _read(
         prompt_len, output_len = table[layout.prompt_len].to_numpy(), table[layout.output_len].to_numpy()
     except (pa.ArrowException, OSError, EOFError) as error:
         raise refuse(path, layout, str(error)) from error
-    in_range = all(0 <= lens.min() and lens.max() <= MAX_TOKENS for lens in (prompt_len, output_len))
+    in_range = all(lens.min() >= 0 and lens.max() <= MAX_TOKENS for lens in (prompt_len, output_len))
     if not in_range or not np.isfinite(time).all():
         raise refuse(path, layout, "a value is out of range")
     return time, prompt_len, output_len

@@ -1,6 +1,6 @@
 """Time and memory of loading a trace: 100,000 rows in under 2 s, a million in under 10 s and 500 MB.
 
-python -m pytest tests/bench/bench_traces.py --benchmark-only -s
+python -m pytest tests/bench/bench_traces.py -s
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def write_mooncake(path: Path, num_rows: int) -> None:
 
 @pytest.mark.parametrize("num_rows", [100_000, 1_000_000])
 @pytest.mark.parametrize(("format_name", "write"), [("azure", write_azure), ("mooncake", write_mooncake)])
-def bench_load(benchmark, tmp_path: Path, format_name: str, write, num_rows: int) -> None:
+def test_load(benchmark, tmp_path: Path, format_name: str, write, num_rows: int) -> None:
     path = tmp_path / "trace"
     write(path, num_rows)
     workload = benchmark.pedantic(load_trace, (path, format_name, Shaping(max_seq_len=4096)), rounds=1)
