@@ -6,7 +6,7 @@ The names follow SGLang's and pymllm's `ForwardBatch`, so that a reader of eithe
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -64,12 +64,29 @@ class ForwardBatch:
 
     def to(self, device: torch.device) -> ForwardBatch:
         """Return the batch with its device tensors on `device` (`seq_lens_cpu` stays on the host)."""
-        moved = {
-            f.name: value.to(device, non_blocking=True)
-            for f in fields(self)
-            if f.name != "seq_lens_cpu" and isinstance(value := getattr(self, f.name), torch.Tensor)
-        }
-        return replace(self, **moved)
+        return replace(
+            self,
+            input_ids=self.input_ids.to(device, non_blocking=True),
+            positions=self.positions.to(device, non_blocking=True),
+            req_pool_indices=self.req_pool_indices.to(device, non_blocking=True),
+            seq_lens=self.seq_lens.to(device, non_blocking=True),
+            out_cache_loc=self.out_cache_loc.to(device, non_blocking=True),
+        )
+
+    def part(self, start: int, end: int) -> ForwardBatch:
+        """Return requests `[start, end)` of a decode batch; the tensors are views."""
+        lengths = self.seq_lens_cpu[start:end]
+        return ForwardBatch(
+            forward_mode=self.forward_mode,
+            batch_size=end - start,
+            input_ids=self.input_ids[start:end],
+            positions=self.positions[start:end],
+            req_pool_indices=self.req_pool_indices[start:end],
+            seq_lens=self.seq_lens[start:end],
+            seq_lens_cpu=lengths,
+            seq_lens_sum=int(lengths.sum()),
+            out_cache_loc=self.out_cache_loc[start:end],
+        )
 
     @classmethod
     def idle(cls) -> ForwardBatch:

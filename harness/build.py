@@ -1,0 +1,109 @@
+"""From the configuration of a job to the arguments of the runners."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+
+from harness.scheduler import SchedulerLimits
+from runners.capture_sizes import capture_sizes
+from runners.model_runner import RunnerConfig
+from runners.models.loader import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from harness.schema import Config, ModelConfig
+    from runners.capture_sizes import CaptureList
+    from runners.models.loader import LoadedModel
+
+
+def model_spec(config: Config) -> ModelSpec:
+    """Return what the loader needs to know of `config.model`."""
+    model = config.model
+    return ModelSpec(
+        source=model.source,
+        path=model.path,
+        revision=model.revision,
+        dtype=model.dtype,
+        seed=config.seed,
+        max_seq_len=model.max_seq_len,
+        config=dict(model.config),
+        implementation=model.implementation,
+    )
+
+
+def capture_list(config: Config) -> CaptureList:
+    """Return the capture list of the policy, clipped to `capture.max_size`."""
+    capture = config.capture
+    return capture_sizes(
+        capture.policy,
+        capture.max_size or config.runner.max_batch_size,
+        sizes=capture.sizes or None,
+        allow_gap=capture.allow_gap,
+    )
+
+
+def runner_config(config: Config, device: torch.device) -> RunnerConfig:
+    """Return the runner's own configuration; the schema has checked the choices that are cast here."""
+    runner, compile_ = config.runner, config.compile
+    sizes = capture_list(config).sizes if runner.kind == "cuda_graph" else ()
+    return RunnerConfig(
+        device=str(device),
+        kind=cast(Any, runner.kind),
+        max_batch_size=runner.max_batch_size,
+        max_seq_len=config.model.max_seq_len,
+        page_size=config.attention.page_size,
+        num_pages=config.attention.num_pages,
+        kv_cache_dtype=config.attention.kv_cache_dtype,
+        attention_backend=config.attention.backend,
+        prefill_chunk_tokens=runner.prefill_chunk_tokens,
+        capture_sizes=tuple(sizes),
+        above_max=cast(Any, runner.above_max),
+        on_miss=cast(Any, runner.on_miss),
+        padding=cast(Any, config.padding.strategy),
+        poison_padding=runner.poison_padding,
+        copy_output=runner.copy_output,
+        compile_mode=compile_.mode,
+        compile_max_bs=compile_.max_bs or (max(sizes) if sizes else 0),
+        compile_scope=compile_.scope,
+        compile_dynamic=compile_.dynamic,
+        compile_fullgraph=compile_.fullgraph,
+        num_warmup_steps=runner.num_warmup_steps,
+    )
+
+
+def scheduler_limits(config: Config) -> SchedulerLimits:
+    """Return what the scheduler may use: the pool less its null page, the chunk, the longest request."""
+    runner, attention = config.runner, config.attention
+    pages_per_request = -(-config.model.max_seq_len // attention.page_size)
+    num_pages = attention.num_pages or runner.max_batch_size * pages_per_request + 1
+    return SchedulerLimits(
+        max_batch_size=runner.max_batch_size,
+        num_pages=num_pages - 1,
+        page_size=attention.page_size,
+        prefill_chunk_tokens=runner.prefill_chunk_tokens,
+        max_seq_len=config.model.max_seq_len,
+    )
+
+
+def describe_model(model: ModelConfig, loaded: LoadedModel) -> dict[str, Any]:
+    """Return the `model` part of `result.json`."""
+    return {
+        "name": model.name,
+        "source": loaded.source,
+        "path": model.path,
+        "revision": loaded.revision,
+        "fingerprint": loaded.fingerprint,
+        "model_type": loaded.hf_config.model_type,
+        "implementation": model.implementation,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "num_params": loaded.num_params,
+        "weight_bytes": loaded.weight_bytes,
+        "decode_weight_bytes": loaded.decode_weight_bytes,
+        "weight_format": None,
+        "num_layers": loaded.num_layers,
+        "hidden_size": loaded.hidden_size,
+        "vocab_size": loaded.vocab_size,
+        "attention_groups": [asdict(group) for group in loaded.groups],
+    }

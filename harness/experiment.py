@@ -1,0 +1,247 @@
+"""One job, top to bottom. Each phase writes its part of the record before the next begins."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.config_hash import config_hash
+from harness.errors import ConfigError
+from harness.interruptions import JobKilledError, JobTimeoutError, interruptions_raised
+from harness.progress import CAPTURE, LOAD, PARITY, SIZE_SWEEP, WORKLOAD, Progress
+from harness.record import JobRecord, Status
+from harness.schema import Config, check, load_config
+
+if TYPE_CHECKING:
+    import torch
+
+    from harness.workload.base import Workload
+    from runners.capture import CaptureRecord
+    from runners.model_runner import ModelRunner, RunnerConfig
+    from runners.models.loader import LoadedModel
+
+
+class ParityFailedError(Exception):
+    """Replay and eager differ by more than the tolerance."""
+
+
+def run_job(resolved_yaml: str | Path, job_dir: str | Path, progress: Progress | None = None) -> Status:
+    """Run one experiment and return how it ended; never exits the process.
+
+    `resolved_yaml` is a composed configuration: YAML text, or the Path of a file. `job_dir` receives
+    the record (DESIGN section 4). Importable without Hydra; every failure is a status in
+    `result.json`, with the error and its traceback.
+    """
+    record = JobRecord(job_dir)
+    try:
+        config = load_config(resolved_yaml)
+        check(config)
+    except ConfigError as error:
+        return _end(record, Status.INVALID_CONFIG, error)
+    record.update(config=asdict(config))
+    return Experiment(config, record, progress or Progress()).run()
+
+
+def _end(record: JobRecord, status: Status, error: BaseException | None = None) -> Status:
+    """Write the final status; the error keeps its kind, message and traceback."""
+    parts: dict[str, Any] = {"status": status}
+    if error is not None:
+        parts["error"] = {
+            "kind": getattr(error, "signal_name", type(error).__name__),
+            "message": str(error),
+            "traceback": "".join(traceback.format_exception(error)),
+        }
+    record.update(**parts)
+    return status
+
+
+class Experiment:
+    """The phases of a job, in the order in which they run."""
+
+    def __init__(self, config: Config, record: JobRecord, progress: Progress) -> None:
+        self.config = config
+        self.record = record
+        self.progress = progress
+        self.workload: Workload | None = None
+        self.device: torch.device
+        self.loaded: LoadedModel
+        self.settings: RunnerConfig
+        self.runner: ModelRunner
+
+    def run(self) -> Status:
+        """Run the phases; record and publish whatever happened."""
+        status, error = Status.OK, None
+        try:
+            with interruptions_raised(self.config.job.timeout_s):
+                self._run_phases()
+        except BaseException as caught:
+            status, error = _status_of(caught), caught
+        return self._conclude(status, error)
+
+    def _run_phases(self) -> None:
+        self.validate()
+        self.build()
+        self.capture()
+        with self.runner:
+            self.parity()
+            self.size_sweep()
+            self.workload_replay()
+
+    def validate(self) -> None:
+        """Refuse what cannot run before a weight is loaded; write down what will run, and where."""
+        from harness.build import model_spec
+        from harness.device import describe_environment, resolve_device
+        from harness.workload.source import load_workload
+        from runners.models.loader import check_model
+
+        self.device = resolve_device(self.config.device)
+        check_model(model_spec(self.config))
+        environment = describe_environment(self.device)
+        self.record.update(environment=environment)
+        self.record.update(config_hash=config_hash(self.config, environment))
+        if self.config.workload.enabled:
+            self.workload = load_workload(self.config)
+            self.record.update(workload={"statistics": asdict(self.workload.statistics())})
+            self.progress.note("workload", self.workload.statistics().lines())
+
+    def build(self) -> None:
+        """Load the model, and see that the cache will fit beside it."""
+        from harness.build import describe_model, model_spec, runner_config
+        from harness.memory import plan_memory
+        from runners.models.loader import load_model
+
+        with self.progress.task(LOAD):
+            self.loaded = load_model(model_spec(self.config), self.device)
+        self.settings = runner_config(self.config, self.device)
+        budget = plan_memory(self.loaded, self.settings, self.device)
+        self.record.update(
+            model=describe_model(self.config.model, self.loaded), memory={"budget": asdict(budget)}
+        )
+        budget.check()
+
+    def capture(self) -> None:
+        """Build the runner, which captures its graphs: a row per size, largest first."""
+        from harness.build import capture_list
+        from runners.model_runner import ModelRunner
+        from runners.padding import StepCosts
+
+        sizes = self.settings.capture_sizes
+        if sizes and (gap := capture_list(self.config).warning):
+            self.record.warn(gap)
+        with self.progress.task(CAPTURE, total=len(sizes)) as task:
+
+            def on_capture(row: CaptureRecord) -> None:
+                self.record.append("capture", asdict(row))
+                task.advance()
+
+            started = time.perf_counter()
+            self.runner = ModelRunner(self.loaded, self.settings, on_capture=on_capture)
+            seconds = time.perf_counter() - started
+        self.record.finish("capture")
+        self.record.update(
+            graph_backend=self.runner.graph_backend,
+            capture={"sizes": list(sizes), "policy": self.config.capture.policy, "seconds": seconds},
+        )
+        if self.config.padding.costs_path is not None and self.runner.graph_runner is not None:
+            self.runner.graph_runner.set_step_costs(StepCosts.from_sizes_csv(self.config.padding.costs_path))
+
+    def parity(self) -> None:
+        """Prove that replay equals eager; a failure ends the job unless `on_failure=warn`."""
+        from harness.parity import check_parity, parity_batch_sizes
+
+        config = self.config.parity
+        if not config.enabled:
+            self.record.update(parity={"verified": False, "reason": "parity.enabled=false"})
+            return
+        sizes = config.batch_sizes or parity_batch_sizes(
+            self.settings.capture_sizes, self.settings.max_batch_size
+        )
+        with self.progress.task(PARITY, total=len(sizes)) as task:
+            report = check_parity(self.runner, config, self.config.seed, sizes, lambda case: task.advance())
+        self.record.update(parity=report.as_dict())
+        if not report.verified:
+            failed = next(case for case in report.cases if not case.passed)
+            message = f"batch {failed.batch_size} ({failed.mode}, padded to {failed.padded_batch_size}): {failed.reason}"
+            if config.on_failure == "error":
+                raise ParityFailedError(message)
+            self.record.warn(f"parity failed and parity.on_failure=warn: {message}")
+
+    def size_sweep(self) -> None:
+        """Time every batch size; the costs found go to the padding strategies that need them."""
+        from harness.device import measure_copy_bandwidth
+        from harness.size_sweep import SizeSweep, sweep_prefill
+        from runners.padding import StepCosts
+
+        if not self.config.measure.enabled:
+            return
+        bandwidth = measure_copy_bandwidth(self.device)
+        sweep = SizeSweep(self.runner, self.config.measure, self.config.seed, bandwidth)
+        rows: list[dict[str, Any]] = []
+        with self.progress.task(SIZE_SWEEP, total=len(sweep.points())) as task:
+
+            def on_row(row: dict[str, Any], samples: list[dict[str, Any]]) -> None:
+                self.record.append("sizes", row)
+                self.record.append_many("samples", samples)
+                rows.append(row)
+                task.advance(detail=f"batch {row['batch_size']}, {row['mode']}")
+
+            sweep.run(on_row)
+        self.record.finish("sizes")
+        self.record.finish("samples")
+        sweep_prefill(
+            self.runner, self.config.measure, self.config.seed, lambda row: self.record.append("prefill", row)
+        )
+        self.record.finish("prefill")
+        self.record.update(size_sweep={"copy_bandwidth_bytes_per_s": bandwidth, **sweep.floor_bytes()})
+        if self.config.padding.costs_path is None and self.runner.graph_runner is not None:
+            self.runner.graph_runner.set_step_costs(StepCosts.from_rows(rows))
+
+    def workload_replay(self) -> None:
+        """Let the requests arrive and the scheduler serve them; a row per step and per request."""
+        from harness.workload_replay import replay_workload
+
+        if self.workload is None:
+            return
+        with self.progress.task(WORKLOAD, total=len(self.workload)) as task:
+            tally, summary = replay_workload(
+                self.runner, self.workload, self.config, self.record, task.advance
+            )
+        self.record.finish("steps")
+        self.record.finish("requests")
+        statistics = asdict(self.workload.statistics())
+        self.record.update(
+            workload={"statistics": statistics, "clock": self.config.workload.clock, **tally.as_dict()}
+        )
+        self.record.write_bench_serve(summary, self.runner.graph_backend)
+
+    def _conclude(self, status: Status, error: BaseException | None) -> Status:
+        """Close the record, then publish it: a W&B failure costs no result."""
+        from harness.summary import print_summary
+        from harness.tracking import publish
+
+        self.record.finish_all()
+        self.record.close()
+        _end(self.record, status, error)
+        publish(self.record.job_dir)
+        if not self.progress.quiet:
+            print_summary(self.record.job_dir)
+        return status
+
+
+def _status_of(error: BaseException) -> Status:
+    """Return the status that an exception stands for; anything unforeseen is `failed`."""
+    from runners.errors import CaptureOutOfMemoryError, UnsupportedModelError
+
+    kinds: tuple[tuple[type[BaseException], Status], ...] = (
+        (ConfigError, Status.INVALID_CONFIG),
+        (UnsupportedModelError, Status.INVALID_CONFIG),
+        (CaptureOutOfMemoryError, Status.CAPTURE_OOM),
+        (ParityFailedError, Status.PARITY_FAILED),
+        (JobTimeoutError, Status.TIMEOUT),
+        (JobKilledError, Status.KILLED),
+        (KeyboardInterrupt, Status.INTERRUPTED),
+    )
+    return next((status for kind, status in kinds if isinstance(error, kind)), Status.FAILED)
