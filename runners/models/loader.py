@@ -27,8 +27,8 @@ from runners.paged_kv import PagedKV
 LOAD_STAGES = ("config", "weights", "attention")
 Progress = Callable[[str], None]
 
-#: Keys that transformers accepts beside a config's own fields and folds into `rope_parameters`.
-_LEGACY_CONFIG_KEYS = {"rope_theta", "rope_scaling"}
+#: Keys that transformers reads beside the fields that a config class declares.
+_EXTRA_CONFIG_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor", "head_dim"}
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _random_config(fields: dict[str, Any]) -> Any:
     if model_type not in SUPPORTED:
         raise UnsupportedModelError(refusal(model_type, "model.config", None))
     config_class = CONFIG_MAPPING[model_type]
-    known = set(config_class().to_dict()) | set(config_class.attribute_map) | _LEGACY_CONFIG_KEYS
+    known = set(config_class().to_dict()) | set(config_class.attribute_map) | _EXTRA_CONFIG_KEYS
     for key in sorted(set(fields) - known):
         raise ModelSourceError(
             f"model.config.{key}",
@@ -168,9 +168,13 @@ def _random_config(fields: dict[str, Any]) -> Any:
     try:
         config = config_class(**fields)
     except Exception as error:  # transformers raises a class of its own for each kind of bad field
-        raise ModelSourceError("model.config", model_type, f"{error}.", "Correct the field.") from error
+        raise ModelSourceError("model.config", model_type, _one_line(error), "Correct the field.") from error
     _check_heads(config)
     return config
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) + "."
 
 
 def _check_heads(config: Any) -> None:
