@@ -1,0 +1,53 @@
+# make run and make test set everything up in .venv first; a second call starts at once.
+#
+#   make run ARGS="capture=all padding=nearest"     the main job, with overrides
+#   make test ARGS="-k padding"                     the tests, with pytest's options
+#   make run PYTHON=python3.12                      another Python to set up with
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= dev,gguf
+ARGS ?=
+
+comma := ,
+BIN := $(VENV)/bin
+# One stamp a set of extras: asking for others installs them.
+STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint doctor clean
+
+help:
+	@echo "make run     set up, then run the main job      (ARGS=\"key=value ...\")"
+	@echo "make test    set up, then run the tests         (ARGS=\"-k name\")"
+	@echo "make lint    set up, then ruff and mypy"
+	@echo "make doctor  set up, then say what this machine can run"
+	@echo "make clean   remove $(VENV)"
+	@echo
+	@echo "On a GPU machine: make run EXTRAS=dev,gguf,gpu"
+
+run: $(STAMP)
+	$(BIN)/python -m harness $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict harness runners
+
+doctor: $(STAMP)
+	$(BIN)/python -m harness doctor
+
+clean:
+	rm -rf $(VENV)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than 3.11: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+		{ echo "$(PYTHON) has no venv: apt install python3-venv"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	@touch $@
