@@ -1,0 +1,80 @@
+"""Finds the configuration folder and composes a job from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_CHECKOUT = Path(__file__).resolve().parent.parent / "conf"
+
+
+def config_path() -> str:
+    """Return where Hydra finds the groups: inside the installed package, else in the checkout beside it."""
+    return "pkg://harness.conf" if importlib.util.find_spec("harness.conf") else str(_CHECKOUT)
+
+
+def config_folder() -> Traversable:
+    """Return the folder of `config_path` for reading."""
+    return resources.files("harness.conf") if importlib.util.find_spec("harness.conf") else _CHECKOUT
+
+
+def group_choices(group: str) -> list[str]:
+    """Return the choices of a group; none if there is no such group."""
+    folder = config_folder().joinpath(group)
+    if not folder.is_dir():
+        return []
+    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+
+
+def register_resolvers() -> None:
+    """Register `${unique:}`, the part of a folder's name that no other start has."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("unique", lambda: secrets.token_hex(4), use_cache=True, replace=True)
+
+
+def compose(overrides: Sequence[str] = ()) -> str:
+    """Return the configuration that `python -m harness OVERRIDES` would run, resolved, as YAML.
+
+    For tests, benchmarks and scripts: `run_job(compose(["capture=all"]), job_dir)`.
+    """
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    from harness.overrides import read_overrides
+    from harness.schema import register
+
+    register()
+    register_resolvers()
+    GlobalHydra.instance().clear()
+    path = config_path()
+    opened = (
+        hydra.initialize_config_module("harness.conf", version_base="1.3")
+        if path.startswith("pkg://")
+        else hydra.initialize_config_dir(path, version_base="1.3")
+    )
+    with opened:
+        return to_yaml(hydra.compose("config", overrides=read_overrides(overrides, multirun=False)))
+
+
+def to_yaml(config: DictConfig, changes: Mapping[str, Any] | None = None) -> str:
+    """Return the composed configuration with every interpolation resolved, as YAML.
+
+    `changes` are dotted keys that are set first. Raises OmegaConf's errors for what does not resolve.
+    """
+    from omegaconf import OmegaConf, open_dict
+
+    with open_dict(config):
+        for key, value in (changes or {}).items():
+            OmegaConf.update(config, key, value)
+    return OmegaConf.to_yaml(
+        OmegaConf.create(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+    )

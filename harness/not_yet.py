@@ -1,0 +1,76 @@
+"""The choices that the design names and that are not built yet. One row each: delete it with the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from harness.errors import NotYetAvailable
+
+if TYPE_CHECKING:
+    from harness.schema import Config
+
+#: (field, is the choice made?, what to write instead)
+_CONFIG: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
+    (
+        "model.source",
+        lambda c: c.model.source == "gguf",
+        "convert the file to safetensors, or model.source=random",
+    ),
+    (
+        "model.implementation",
+        lambda c: c.model.implementation == "fused",
+        "write model.implementation=transformers",
+    ),
+    ("attention.backend", lambda c: c.attention.backend == "flashinfer", "write attention=torch"),
+    ("runner.overlap", lambda c: c.runner.overlap, "write runner.overlap=false"),
+    ("capture.policy", lambda c: c.capture.policy == "planned", "write capture=explicit capture.sizes=[...]"),
+    ("compile.mode", lambda c: c.compile.mode != "none", "write compile=none"),
+    (
+        "workload.kind",
+        lambda c: c.workload.kind in ("ramp", "lengths"),
+        "write workload=synthetic, steady or trace",
+    ),
+    (
+        "workload.format",
+        lambda c: c.workload.kind == "trace" and c.workload.format != "azure",
+        "write workload.format=azure",
+    ),
+    ("job.objective", lambda c: c.job.objective is not None, "leave it out"),
+    ("sweep.id", lambda c: c.sweep.id is not None, "leave it out: each sweep gets a folder of its own"),
+    ("sweep.resume", lambda c: c.sweep.resume, "leave it out: each sweep starts afresh"),
+    ("sweep.dry_run", lambda c: c.sweep.dry_run, "add --cfg job to see one point without running it"),
+)
+
+#: Hydra group → the only choice there is.
+_HYDRA_GROUPS = {"hydra/launcher": "basic", "hydra/sweeper": "basic"}
+
+#: Verb → what to do until it exists.
+VERBS: Mapping[str, str] = {
+    "plan": "read sizes.csv and steps.parquet in the job's folder",
+    "simulate": "run the trace with workload=trace",
+    "export": "read capture_size in capture.csv",
+    "report": "read result.json and sizes.csv in the job's folder",
+    "compare": "set the two sizes.csv side by side",
+}
+
+
+def refuse_not_yet(config: Config) -> None:
+    """Raise NotYetAvailable for the first choice that belongs to a later version."""
+    for field, chosen, instead in _CONFIG:
+        if chosen(config):
+            section, _, name = field.partition(".")
+            raise NotYetAvailable(field, getattr(getattr(config, section), name), instead)
+
+
+def refuse_hydra_group(group: str, choice: str) -> None:
+    """Raise NotYetAvailable for a launcher or sweeper other than Hydra's own."""
+    only = _HYDRA_GROUPS.get(group)
+    if only is not None and choice != only:
+        raise NotYetAvailable(group, choice, f"leave it out ({group}={only})")
+
+
+def refuse_verb(verb: str) -> None:
+    """Raise NotYetAvailable for a verb that is not built yet."""
+    if verb in VERBS:
+        raise NotYetAvailable("verb", verb, f"until then, {VERBS[verb]}")

@@ -1,0 +1,287 @@
+"""Combinations of values that cannot run: each rule names a field, its value and the remedy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.errors import ConfigError
+
+if TYPE_CHECKING:
+    from harness.lengths import LengthSpec
+    from harness.schema import Config
+
+
+def check_rules(config: Config) -> None:
+    """Raise ConfigError for the first combination that cannot run. Imports no torch."""
+    check_device(config)
+    check_model(config)
+    check_pool(config)
+    check_capture(config)
+    check_padding(config)
+    check_compile(config)
+    check_timed_phases(config)
+    check_batches(config)
+    check_workload(config)
+    check_clock(config)
+
+
+def check_device(config: Config) -> None:
+    """The device exists, and the attention backend runs on it."""
+    device = config.device
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise ConfigError("device", device, "write auto, cpu, cuda or cuda:N")
+    if config.attention.backend == "flashinfer" and device == "cpu":
+        raise ConfigError(
+            "attention.backend", "flashinfer", "needs CUDA: write attention=torch, or device=cuda"
+        )
+    needs_gpu = device.startswith("cuda") or config.attention.backend == "flashinfer"
+    if not needs_gpu:
+        return
+    from harness.nvidia import visible_gpus
+
+    num_gpus = len(visible_gpus())
+    if not num_gpus and config.attention.backend == "flashinfer":
+        raise ConfigError(
+            "attention.backend",
+            "flashinfer",
+            "needs CUDA, and no GPU is visible: write attention=torch (or auto)",
+        )
+    if not num_gpus:
+        raise ConfigError(
+            "device", device, "no GPU is visible: write device=cpu (or auto); see the verb doctor"
+        )
+    index = int(device.partition(":")[2] or 0)
+    if index >= num_gpus:
+        raise ConfigError("device", device, f"the GPUs visible are cuda:0 to cuda:{num_gpus - 1}")
+
+
+def check_model(config: Config) -> None:
+    """The model has a source, and the longest request fits its positions."""
+    model = config.model
+    if model.source == "random":
+        if model.path is not None:
+            raise ConfigError(
+                "model.path", model.path, "unused with random weights: add model.source=pretrained"
+            )
+        if not model.config.get("model_type"):
+            raise ConfigError(
+                "model.config.model_type", None, "a random model needs it: choose a preset, model=tiny"
+            )
+        limit = model.config.get("max_position_embeddings")
+        if isinstance(limit, int) and model.max_seq_len > limit:
+            raise ConfigError(
+                "model.max_seq_len", model.max_seq_len, f"must be at most max_position_embeddings={limit}"
+            )
+        return
+    if model.path is None:
+        raise ConfigError("model.path", None, f"model.source={model.source} needs a hub id or a folder here")
+    is_local = model.path.startswith(("/", "./", "../", "~")) or model.path.count("/") != 1
+    if is_local and not Path(model.path).expanduser().exists():
+        raise ConfigError(
+            "model.path", model.path, "no such folder: correct the path, or give a hub id owner/name"
+        )
+
+
+def check_pool(config: Config) -> None:
+    """The KV pool holds at least one request at full length, and all of them unless overcommitted."""
+    attention, num_pages = config.attention, config.attention.num_pages
+    if num_pages is None:
+        return
+    per_request = -(-config.model.max_seq_len // attention.page_size)
+    if num_pages - 1 < per_request:
+        raise ConfigError(
+            "attention.num_pages",
+            num_pages,
+            f"one request of model.max_seq_len={config.model.max_seq_len} takes {per_request} pages and one page is "
+            f"reserved: give at least {per_request + 1}, or lower model.max_seq_len",
+        )
+    needed = config.runner.max_batch_size * per_request + 1
+    if num_pages < needed and not attention.overcommit:
+        raise ConfigError(
+            "attention.num_pages",
+            num_pages,
+            f"runner.max_batch_size={config.runner.max_batch_size} requests of model.max_seq_len="
+            f"{config.model.max_seq_len} take {needed} pages: give {needed} (or null), lower one of the two, or set "
+            "attention.overcommit=true to let the scheduler preempt",
+        )
+
+
+def check_capture(config: Config) -> None:
+    """The capture list can be made, and lies within the runner's maximum."""
+    largest, capture = config.runner.max_batch_size, config.capture
+    if capture.max_size is not None and capture.max_size > largest:
+        raise ConfigError(
+            "capture.max_size",
+            capture.max_size,
+            f"must be at most runner.max_batch_size={largest}: lower it or raise that",
+        )
+    if capture.sizes and capture.policy != "explicit":
+        raise ConfigError(
+            "capture.sizes", capture.sizes, "goes with capture=explicit: add that, or remove the list"
+        )
+    too_large = [size for size in capture.sizes if size > largest]
+    if too_large:
+        raise ConfigError(
+            "capture.sizes",
+            capture.sizes,
+            f"{too_large[0]} is over runner.max_batch_size={largest}: remove it or raise that",
+        )
+    capture_list(config)
+
+
+def capture_list(config: Config) -> tuple[int, ...]:
+    """Return the batch sizes that this configuration captures, sorted; ConfigError if there are none."""
+    from runners.capture_sizes import capture_sizes
+
+    capture = config.capture
+    max_size = capture.max_size or config.runner.max_batch_size
+    try:
+        return capture_sizes(
+            capture.policy, max_size, sizes=capture.sizes or None, allow_gap=capture.allow_gap
+        ).sizes
+    except ValueError as error:
+        raise ConfigError("capture.sizes", capture.sizes, str(error)) from error
+
+
+def check_padding(config: Config) -> None:
+    """`exact` finds a graph for every batch if a miss is an error; the costs can be read."""
+    padding, runner = config.padding, config.runner
+    if padding.strategy == "exact" and runner.on_miss == "error" and runner.kind == "cuda_graph":
+        sizes = capture_list(config)
+        missing = sorted(set(range(1, sizes[-1] + 1)) - set(sizes))
+        if missing:
+            raise ConfigError(
+                "padding.strategy",
+                "exact",
+                f"with runner.on_miss=error every batch needs its own graph, and size {missing[0]} has none: "
+                "write capture=all, runner.on_miss=eager or padding=nearest",
+            )
+    if padding.costs_path is not None:
+        _check_costs("padding.costs_path", padding.costs_path)
+
+
+def _check_costs(field: str, path: str) -> None:
+    from runners.padding import StepCosts
+
+    try:
+        StepCosts.from_sizes_csv(path)
+    except OSError as error:
+        raise ConfigError(field, path, f"{error.strerror}: give the sizes.csv of a run") from error
+    except (ValueError, KeyError) as error:
+        raise ConfigError(
+            field, path, f"not a sizes.csv ({error}): give the one in a run's folder"
+        ) from error
+
+
+def check_compile(config: Config) -> None:
+    """Only sizes that are captured can be compiled."""
+    max_bs = config.compile.max_bs
+    largest = config.capture.max_size or config.runner.max_batch_size
+    if max_bs is not None and max_bs > largest:
+        raise ConfigError(
+            "compile.max_bs",
+            max_bs,
+            f"must be at most the largest capture size, {largest}: lower it or leave it null",
+        )
+
+
+def check_timed_phases(config: Config) -> None:
+    """No latency is taken while padding is poisoned."""
+    timed = [name for name in ("measure", "workload") if getattr(config, name).enabled]
+    if config.runner.poison_padding and timed:
+        switches = " ".join(f"{name}=none" for name in timed)
+        raise ConfigError(
+            "runner.poison_padding",
+            True,
+            f"spoils the latencies of the timed phases: add {switches}, or set it to false",
+        )
+
+
+def check_batches(config: Config) -> None:
+    """Batches and lengths to measure lie within what the runner is built for."""
+    largest, longest = config.runner.max_batch_size, config.model.max_seq_len
+    _check_within("measure.batch_sizes", config.measure.batch_sizes, "runner.max_batch_size", largest)
+    _check_within("parity.batch_sizes", config.parity.batch_sizes, "runner.max_batch_size", largest)
+    if not config.measure.enabled:
+        return
+    if not config.measure.context_lens:
+        raise ConfigError(
+            "measure.context_lens", [], "give at least one length, such as [128], or add measure=none"
+        )
+    _check_within("measure.context_lens", config.measure.context_lens, "model.max_seq_len", longest)
+    _check_within("measure.prefill_tokens", config.measure.prefill_tokens, "model.max_seq_len", longest)
+
+
+def _check_within(field: str, values: list[int], limit_field: str, limit: int) -> None:
+    if values and max(values) > limit:
+        raise ConfigError(
+            field, values, f"{max(values)} is over {limit_field}={limit}: remove it or raise that"
+        )
+
+
+def check_workload(config: Config) -> None:
+    """The workload has what its kind needs."""
+    workload = config.workload
+    if not workload.enabled:
+        return
+    if workload.kind in ("trace", "lengths"):
+        if workload.path is None:
+            raise ConfigError(
+                "workload.path", None, f"workload={workload.kind} needs a file: add workload.path=FILE"
+            )
+    elif workload.max_requests is None and (workload.duration_s is None or workload.kind == "steady"):
+        raise ConfigError(
+            "workload.max_requests", None, f"workload={workload.kind} needs a number of requests"
+        )
+    if workload.kind == "trace":
+        _check_trace(config)
+    if workload.kind == "steady" and workload.batch_size is not None:
+        _check_within(
+            "workload.batch_size",
+            [workload.batch_size],
+            "runner.max_batch_size",
+            config.runner.max_batch_size,
+        )
+    if workload.kind in ("steady", "synthetic") and workload.over_length == "error":
+        _check_shortest(config)
+
+
+def _check_trace(config: Config) -> None:
+    import dataclasses
+
+    from harness.workload.traces import check_trace
+
+    workload = config.workload
+    check_trace(workload.path or "", workload.format, dataclasses.asdict(workload.columns))
+
+
+def _check_shortest(config: Config) -> None:
+    shortest = _shortest(config.workload.prompt_len) + _shortest(config.workload.output_len)
+    if shortest > config.model.max_seq_len:
+        raise ConfigError(
+            "workload.over_length",
+            "error",
+            f"every request has at least {shortest} tokens and model.max_seq_len={config.model.max_seq_len}: raise that, "
+            "shorten workload.prompt_len or workload.output_len, or write clip or skip",
+        )
+
+
+def _shortest(spec: LengthSpec) -> int:
+    return max(spec.min, round(spec.mean)) if spec.distribution == "fixed" and spec.mean else spec.min
+
+
+def check_clock(config: Config) -> None:
+    """A clock that does not measure has its times."""
+    workload = config.workload
+    if not workload.enabled:
+        return
+    if workload.clock == "fixed" and workload.fixed_step_ms is None:
+        raise ConfigError("workload.fixed_step_ms", None, "workload.clock=fixed needs the ms of a step")
+    if workload.clock == "costs":
+        if workload.costs_path is None:
+            raise ConfigError(
+                "workload.costs_path", None, "workload.clock=costs needs the sizes.csv of a run"
+            )
+        _check_costs("workload.costs_path", workload.costs_path)

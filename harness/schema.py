@@ -1,0 +1,322 @@
+"""The typed configuration of one job. YAML composes it, this file declares what it may hold.
+
+Imports no torch: `--help`, `--cfg job` and the verbs that read records stay fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from harness.errors import ConfigError
+from harness.fields import check_fields, number, numbers, one_of
+from harness.lengths import LengthSpec as LengthSpec
+from harness.lengths import length_spec
+
+
+@dataclass
+class ModelConfig:
+    name: str = "tiny"
+    """What the record, the report and W&B call the model."""
+    source: str = one_of("random", "random", "pretrained", "gguf")
+    """`random`: weights from the seed, shaped by `config`; `pretrained`: from `path`; `gguf`: a GGUF file."""
+    path: str | None = None
+    """Hub id, local folder or file of the weights; unused with `random`."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id; resolved to a commit and recorded."""
+    dtype: str = one_of("auto", "auto", "float32", "bfloat16", "float16")
+    """Type of weights and activations; `auto` takes the checkpoint's (float32 for `random`)."""
+    implementation: str = one_of("transformers", "transformers", "fused")
+    """`fused` rewrites the loaded modules and must pass the same parity check."""
+    max_seq_len: int = number(512, ge=2)
+    """Longest request, prompt and output together, in tokens."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Fields of the Hugging Face config, `model_type` among them; shapes a `random` model."""
+
+
+@dataclass
+class AttentionConfig:
+    backend: str = one_of("auto", "auto", "torch", "flashinfer")
+    """`auto`: flashinfer on CUDA, torch elsewhere."""
+    page_size: int = number(16, ge=1)
+    """Tokens a KV page."""
+    num_pages: int | None = number(None, ge=2)
+    """Pages of the KV pool, the reserved null page included; null: enough for every request at full length."""
+    overcommit: bool = False
+    """Admit a pool smaller than `max_batch_size` requests at full length; the scheduler then preempts."""
+    kv_cache_dtype: str = one_of("auto", "auto", "float32", "bfloat16", "float16")
+    """Type of the KV cache; `auto` is the model's."""
+
+
+@dataclass
+class RunnerConfig:
+    kind: str = one_of("cuda_graph", "cuda_graph", "eager")
+    """`eager` captures nothing: the baseline."""
+    max_batch_size: int = number(16, ge=1)
+    """The largest running batch."""
+    above_max: str = one_of("eager", "eager", "split", "error")
+    """What a batch above the largest capture size does."""
+    on_miss: str = one_of("eager", "eager", "error")
+    """What a batch within range does that has no usable graph."""
+    poison_padding: bool = False
+    """Fill padding storage with NaN before each replay. Slow: refused with the timed phases."""
+    copy_output: bool = False
+    """Return a copy of the logits instead of a view that the next replay overwrites."""
+    overlap: bool = False
+    """Schedule the next step while the device runs this one."""
+    prefill_chunk_tokens: int = number(512, ge=1)
+    """Most tokens of one prefill step."""
+    num_warmup_steps: int = number(2, ge=1)
+    """Eager runs of a size before its capture."""
+
+
+@dataclass
+class CaptureConfig:
+    policy: str = one_of(
+        "vllm",
+        *("vllm", "sglang", "tensorrt_llm", "pymllm", "nano_vllm", "mini_sglang", "lmdeploy", "tgi"),
+        *("powers_of_two", "all", "max_only", "explicit", "planned"),
+    )
+    """Whose capture list to use."""
+    sizes: list[int] = numbers()
+    """The capture list of `policy=explicit`."""
+    max_size: int | None = number(None, ge=1)
+    """Largest capture size; null: `runner.max_batch_size`."""
+    allow_gap: bool = False
+    """Keep the gap that an engine's schedule leaves below the maximum, with a warning."""
+    plan_path: str | None = None
+    """A planner's output file, for `policy=planned`."""
+
+
+@dataclass
+class PaddingConfig:
+    strategy: str = one_of("nearest", "nearest", "exact", "max", "cheapest", "split")
+    """How a batch is brought to captured sizes."""
+    costs_path: str | None = None
+    """A `sizes.csv` with measured costs for `cheapest` and `split`; null: those of this run's size sweep."""
+
+
+@dataclass
+class CompileConfig:
+    mode: str = one_of("none", "none", "default", "max_autotune", "reduce_overhead")
+    """torch.compile mode. `none`, never `off`: YAML reads `off` as a boolean."""
+    max_bs: int | None = number(None, ge=1)
+    """Largest capture size that is compiled; null: all."""
+    scope: str = one_of("model", "model", "layer")
+    """Compile the model as one graph, or one layer that all layers reuse."""
+    dynamic: bool = False
+    """Compile once for all sizes."""
+    fullgraph: bool = True
+    """A graph break is an error."""
+
+
+@dataclass
+class ColumnsConfig:
+    """Names of the columns of a trace with `format=csv`."""
+
+    arrival_s: str | None = None
+    """Arrival time in seconds, or a timestamp."""
+    prompt_len: str | None = None
+    """Prompt tokens."""
+    output_len: str | None = None
+    """Output tokens."""
+
+
+@dataclass
+class WorkloadConfig:
+    enabled: bool = True
+    """Replay a workload after the size sweep."""
+    kind: str = one_of("synthetic", "steady", "ramp", "synthetic", "trace", "lengths")
+    """Where the requests come from."""
+    batch_size: int | None = number(None, ge=1)
+    """Running requests of `steady`; null: `runner.max_batch_size`."""
+    path: str | None = None
+    """The trace or histogram file."""
+    format: str = one_of("azure", "azure", "mooncake", "burstgpt", "qwen_bailian", "timed_trace", "csv")
+    """The trace's published format."""
+    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    """Column names of `format=csv`."""
+    max_requests: int | None = number(None, ge=1)
+    """Requests to take or to make; null: all of a trace (bounded by `duration_s` otherwise)."""
+    duration_s: float | None = number(None, gt=0)
+    """Arrivals after this time, on the virtual clock, are left out."""
+    arrival: str = one_of("poisson", "constant", "poisson", "gamma")
+    """Arrival process of `synthetic` and `lengths`."""
+    request_rate: float = number(16.0, gt=0, infinite=True)
+    """Requests a second; `inf`: all at once."""
+    burstiness: float = number(1.0, gt=0)
+    """Shape of gamma arrivals, as in vLLM: 1 is Poisson, less is burstier."""
+    rate_scale: float = number(1.0, gt=0)
+    """Speeds a trace's arrivals up by this factor."""
+    max_concurrency: int | None = number(None, ge=1)
+    """Requests in flight at most; it delays the sending."""
+    prompt_len: Any = 64
+    """Prompt tokens: a whole number, or a distribution (LengthSpec)."""
+    output_len: Any = 32
+    """Output tokens: a whole number, or a distribution (LengthSpec)."""
+    over_length: str = one_of("clip", "clip", "skip", "error")
+    """What happens to a request longer than `model.max_seq_len`; counted."""
+    clock: str = one_of("measured", "measured", "fixed", "costs")
+    """`measured` advances by each step's time; `fixed` and `costs` make the batches reproducible."""
+    fixed_step_ms: float | None = number(None, gt=0)
+    """Time of a step under `clock=fixed`."""
+    costs_path: str | None = None
+    """A `sizes.csv` whose times drive `clock=costs`."""
+
+
+@dataclass
+class MeasureConfig:
+    enabled: bool = True
+    """Run the size sweep."""
+    batch_sizes: list[int] = numbers()
+    """Batch sizes of the size sweep; empty: on, between and beyond the capture sizes."""
+    context_lens: list[int] = numbers(128)
+    """KV tokens of each request in the size sweep."""
+    prefill_tokens: list[int] = numbers()
+    """Sizes of the prefill chunks to time; empty: none."""
+    min_samples: int = number(20, ge=2)
+    """Samples a point at least."""
+    min_time_s: float = number(0.0, ge=0)
+    """Seconds a point at least."""
+    max_noise: float = number(0.05, gt=0)
+    """Stop once the relative standard deviation and the relative IQR are below this."""
+    timeout_s: float = number(10.0, gt=0)
+    """Seconds a point at most; the condition not met is recorded."""
+    num_warmup: int = number(5, ge=0)
+    """Steps before the first sample, never counted."""
+
+
+@dataclass
+class ParityConfig:
+    enabled: bool = True
+    """Prove that replay equals eager before anything is timed."""
+    rtol: float | None = number(None, ge=0)
+    """Relative tolerance; null: by dtype."""
+    atol: float | None = number(None, ge=0)
+    """Absolute tolerance; null: by dtype."""
+    on_failure: str = one_of("error", "error", "warn")
+    """`warn` goes on, and marks every output as unverified."""
+    batch_sizes: list[int] = numbers()
+    """Batch sizes to prove; empty: on and off the captured sizes."""
+
+
+@dataclass
+class TrackingConfig:
+    mode: str = one_of("offline", "offline", "online", "disabled")
+    """How to publish the recorded job to Weights & Biases."""
+    project: str = "cudagraph-harness"
+    """W&B project."""
+    entity: str | None = None
+    """W&B user or team; null: the account's default."""
+    group: str | None = None
+    """W&B group; null: the sweep."""
+    tags: list[str] = field(default_factory=list)
+    """W&B tags; the groups chosen are added."""
+    dir: str | None = None
+    """Folder of the W&B files; null: the job's folder."""
+
+
+@dataclass
+class JobConfig:
+    timeout_s: float | None = number(None, gt=0)
+    """Ends the job after this many seconds, with status `timeout`."""
+    objective: str | None = None
+    """Summary key that a sweeper minimises."""
+
+
+@dataclass
+class SweepConfig:
+    id: str | None = None
+    """Name of the sweep to resume."""
+    resume: bool = False
+    """Skip the jobs of the named sweep that have ended."""
+    dry_run: bool = False
+    """Print the points and their estimated cost, and run none."""
+    stop_on_first_failure: bool = False
+    """Skip the jobs after one that failed."""
+
+
+@dataclass
+class Config:
+    device: str = "auto"
+    """`auto` (CUDA if there is any), `cpu`, `cuda` or `cuda:N`."""
+    seed: int = number(0, ge=0, le=2**32 - 1)
+    """Seeds weights, prompts and arrivals."""
+    output_dir: str = "outputs/job"
+    """The job's folder; the sweep's folder with -m."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """What decodes."""
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    """Attention kernels and the KV cache."""
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    """How a step runs."""
+    capture: CaptureConfig = field(default_factory=CaptureConfig)
+    """Which batch sizes get a graph."""
+    padding: PaddingConfig = field(default_factory=PaddingConfig)
+    """Which graph a batch replays."""
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    """torch.compile before the capture."""
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    """The traffic."""
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    """The size sweep."""
+    parity: ParityConfig = field(default_factory=ParityConfig)
+    """Replay against eager."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    """Weights & Biases."""
+    job: JobConfig = field(default_factory=JobConfig)
+    """Limits of one job."""
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+    """A run of many jobs."""
+
+
+def register() -> None:
+    """Put the schema into Hydra's ConfigStore, where `conf/config.yaml` names it as its base."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="schema", node=Config, provider="harness")
+
+
+def load_config(resolved_yaml: str | Path) -> Config:
+    """Read a composed configuration, given as YAML text or as the path of a `.yaml` file, into its types.
+
+    Raises ConfigError for an unknown key or a value of the wrong type; ranges and combinations are
+    `check`'s.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    from harness.explain import explain_omegaconf
+
+    given = None
+    try:
+        given = OmegaConf.create(_text(resolved_yaml))
+        config = cast(Config, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), given)))
+    except OmegaConfBaseException as error:
+        raise explain_omegaconf(error, given) from error
+    except YAMLError as error:
+        raise ConfigError("configuration", "...", f"is not YAML: {error}") from error
+    config.workload.prompt_len = length_spec("workload.prompt_len", config.workload.prompt_len)
+    config.workload.output_len = length_spec("workload.output_len", config.workload.output_len)
+    return config
+
+
+def _text(resolved_yaml: str | Path) -> str:
+    is_path = isinstance(resolved_yaml, Path) or resolved_yaml.endswith((".yaml", ".yml"))
+    return Path(resolved_yaml).read_text(encoding="utf-8") if is_path else str(resolved_yaml)
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError for the first value or combination that cannot run; loads no weight.
+
+    NotYetAvailable, a ConfigError, says that a choice belongs to a later version.
+    """
+    from harness.not_yet import refuse_not_yet
+    from harness.rules import check_device, check_rules
+
+    check_fields(config)
+    check_device(config)  # First: "needs CUDA" tells more than "not yet available".
+    refuse_not_yet(config)
+    check_rules(config)
