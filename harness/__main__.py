@@ -1,0 +1,71 @@
+"""`python -m harness` and `cudagraph-harness`: a verb, or else the Hydra application. Owns the exit codes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from harness.errors import ConfigError
+
+_INVALID = 2
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code: 0 ok, 1 failed, 2 invalid, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _INVALID
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _dispatch(arguments: list[str]) -> int:
+    verb = arguments[0] if arguments else ""
+    if verb in _COMMANDS:
+        return _COMMANDS[verb](arguments[1:])
+    if verb and not verb.startswith(("-", "+", "~")) and "=" not in verb:
+        _refuse_word(verb)
+    return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    if any(argument in ("-h", "--help") for argument in arguments):
+        from harness.help import help_text
+
+        print(help_text(), end="")
+        return 0
+    from harness.app import run_app
+
+    return run_app(arguments)
+
+
+def _doctor(arguments: list[str]) -> int:
+    from harness.doctor import run_doctor
+
+    return run_doctor(arguments)
+
+
+def _refuse_word(word: str) -> None:
+    """Raise ConfigError for a first word that is neither a verb of today nor an override."""
+    from harness.not_yet import VERBS, refuse_verb
+    from harness.suggest import did_you_mean
+
+    refuse_verb(word)
+    verbs = [*_COMMANDS, *VERBS]
+    raise ConfigError(
+        "verb",
+        word,
+        f"write a verb ({', '.join(verbs)}), group=choice or key=value{did_you_mean(word, verbs)}",
+    )
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {"run": _run, "doctor": _doctor}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""The text of --help, made from the configuration folder: each choice explains itself in its first line."""
+
+from __future__ import annotations
+
+import textwrap
+
+import yaml
+
+from harness import not_yet
+from harness.compose import config_folder, group_choices
+from harness.errors import NotYetAvailable
+from harness.schema import Config
+
+_LATER = "  [not yet available]"
+
+_HEAD = """\
+cudagraph-harness: which CUDA-graph decode configuration is best for this model, this GPU and this traffic?
+
+  python -m harness [group=choice ...] [key=value ...]      run one job
+  python -m harness -m group=choice1,choice2 ...            run one job for each combination
+  python -m harness VERB ...                                work on recorded jobs (VERB --help)
+
+`cudagraph-harness` is the same program.
+"""
+
+_EXAMPLES = """\
+Examples
+  python -m harness
+      The whole chain on this machine: capture, parity, size sweep, workload, record.
+  python -m harness model=qwen3_0_6b capture=explicit capture.sizes=1,2,4,8,16 workload=trace workload.path=log.csv
+      Your own capture list under your own traffic (the columns of the Azure LLM inference trace).
+  python -m harness -m capture=vllm,sglang,all padding=nearest,max runner.max_batch_size=20
+      Six jobs, one row each in sweep.csv.
+"""
+
+_VERBS = {
+    "run": "run a job, as without a verb",
+    "doctor": "what this machine can run, and what is missing, with the fix",
+    "plan": "the best capture list from a recorded job",
+    "simulate": "replay a trace against a recorded job, without a GPU",
+    "export": "the flags of an engine for a capture list",
+    "report": "one HTML page for a job or a sweep",
+    "compare": "two jobs, batch size by batch size",
+}
+
+_FOOT = """\
+Options
+  --cfg job             print the composed configuration and stop; key=value changes show in it
+  -m, --multirun        a comma sweeps; for a list field write k=[1,2],[1,4]
+  -cd, --config-dir D   add a folder with YAML files of your own
+  -sc install=bash      shell completion of cudagraph-harness: eval "$(cudagraph-harness -sc install=bash)"
+  --hydra-help          the options of Hydra
+
+Every key with its meaning: harness/schema.py.
+Exit codes: 0 ok, 1 a job failed, 2 a configuration that cannot run, 130 interrupted.
+"""
+
+#: Heading → its groups, in the order in which a user decides.
+_SECTIONS = (
+    ("What runs", ("model", "attention", "runner")),
+    ("Which graphs", ("capture", "padding", "compile")),
+    ("What it is given", ("workload",)),
+    ("What is measured and kept", ("measure", "tracking")),
+    ("Ready-made experiments", ("experiment",)),
+)
+
+
+def help_text() -> str:
+    """Return the whole --help."""
+    sections = [_section(title, groups) for title, groups in _SECTIONS]
+    return "\n".join([_HEAD, _EXAMPLES, *sections, _verbs(), _FOOT])
+
+
+def _verbs() -> str:
+    rows = [f"  {verb:<10} {text}{_LATER if verb in not_yet.VERBS else ''}" for verb, text in _VERBS.items()]
+    return "\n".join(["Verbs", *rows]) + "\n"
+
+
+def described_choices(group: str) -> dict[str, str]:
+    """Return choice → its one-line description, the first comment of its file."""
+    folder = config_folder().joinpath(group)
+    texts = {choice: folder.joinpath(f"{choice}.yaml").read_text("utf-8") for choice in group_choices(group)}
+    return {choice: _first_comment(text) + _later(group, text) for choice, text in texts.items()}
+
+
+def _section(title: str, groups: tuple[str, ...]) -> str:
+    lines = [title]
+    for group in groups:
+        chosen = _defaults().get(group)
+        lines.append(f"  {group}=" + (f"    (default: {chosen})" if chosen else ""))
+        for choice, text in described_choices(group).items():
+            lines += textwrap.wrap(text, 108, initial_indent=f"    {choice:<17} ", subsequent_indent=" " * 22)
+    return "\n".join(lines) + "\n"
+
+
+def _first_comment(text: str) -> str:
+    for line in text.splitlines():
+        if line.startswith("# ") and not line.startswith("# @package"):
+            return line.removeprefix("# ").strip()
+    return ""
+
+
+def _later(group: str, text: str) -> str:
+    """Return the mark of a choice that `check` would refuse as not yet available."""
+    config = Config()
+    section = getattr(config, group, None)
+    if section is None:
+        return ""
+    for key, value in yaml.safe_load(text).items():
+        setattr(section, key, value)
+    try:
+        not_yet.refuse_not_yet(config)
+    except NotYetAvailable:
+        return _LATER
+    return ""
+
+
+def _defaults() -> dict[str, str]:
+    entries = yaml.safe_load(config_folder().joinpath("config.yaml").read_text(encoding="utf-8"))["defaults"]
+    return {group: choice for entry in entries if isinstance(entry, dict) for group, choice in entry.items()}

@@ -1,0 +1,177 @@
+"""The command line: verbs, exit codes, one readable message for what cannot run, and no traceback."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.__main__ import main
+from harness.record import Status
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Jobs write under the current folder, and Hydra replaces the root logger's handlers."""
+    monkeypatch.chdir(tmp_path)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+def job_folders() -> list[Path]:
+    return sorted(path.parent for path in Path("outputs").rglob("result.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runner.max_batch_size=0"], "runner.max_batch_size=0: must be at least 1"),
+        (["runner.max_batch=4"], "runner.max_batch=4: unknown key; did you mean runner.max_batch_size?"),
+        (["+runner.fast=true"], "runner.fast=true: unknown key; runner has kind"),
+        (["nonsense=1"], "nonsense=1: unknown key"),
+        (["runner.max_batch_size=many"], "runner.max_batch_size=many: give a whole number"),
+        (["runner.max_batch_size=1,2"], "runner.max_batch_size=1,2: this key takes one value"),
+        (["model=tinny"], "model=tinny: choose one of"),
+        (["model=3"], "model=3: "),
+        (["compile=off"], "write compile=none"),
+        (["compile.mode=off"], "YAML reads on, off, yes and no as a boolean: write compile.mode=none"),
+        (["tracking=off"], "write tracking=disabled"),
+        (["seed=${nowhere}"], "seed=${nowhere}: the ${...} in this value names no key"),
+        (["capture.sizes=[1,"], "capture.sizes=[1,: cannot be read"),
+        (
+            ["-m", "capture.sizes=1,2"],
+            "write capture.sizes=[1,2,4]; several lists: capture.sizes=[1,2],[1,4]",
+        ),
+        (["model._target_=os.system"], "may not name Python objects"),
+        (["--config-dir", "nowhere"], "--config-dir=nowhere: no such folder"),
+        (["--experimental-rerun", "x.pickle"], "not used here"),
+        (["output_dir="], "name a folder"),
+        (["hydra/launcher=joblib", "-m"], "hydra/launcher=joblib: not yet available"),
+        (["plan", "outputs"], "verb=plan: not yet available"),
+        (["plam"], "did you mean plan?"),
+        (["runn"], "did you mean run?"),
+    ],
+)
+def test_what_cannot_run_ends_with_2_and_one_message(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert "Traceback" not in printed
+
+
+def test_a_refused_job_is_recorded_in_its_folder() -> None:
+    assert main(["runner.max_batch_size=0"]) == 2
+    (folder,) = job_folders()
+    result = json.loads((folder / "result.json").read_text())
+    assert result["status"] == Status.INVALID_CONFIG
+    assert result["error"]["message"] == "runner.max_batch_size=0: must be at least 1"
+
+
+def test_a_used_folder_is_not_written_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["seed=-1", "output_dir=mine"]) == 2
+    before = Path("mine/result.json").read_bytes()
+    assert main(["seed=-2", "output_dir=mine"]) == 2
+    assert "output_dir=mine: holds a result.json already" in capsys.readouterr().err
+    assert Path("mine/result.json").read_bytes() == before
+
+
+def test_the_composed_job_can_be_printed_with_its_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "-p", "capture", "capture=explicit", "capture.sizes=1,4"]) == 0
+    assert "sizes:\n- 1\n- 4" in capsys.readouterr().out
+    assert not Path("outputs").exists()
+
+
+def test_flags_and_overrides_may_be_mixed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["seed=3", "--cfg", "job", "capture=all"]) == 0
+    printed = capsys.readouterr().out
+    assert "seed: 3" in printed
+    assert "policy: all" in printed
+
+
+def test_a_point_that_does_not_compose_refuses_the_sweep_before_the_first_job(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["-m", "seed=-1", "model=tiny,tinny"]) == 2
+    assert "model=tinny: choose one of" in capsys.readouterr().err
+    assert not job_folders()
+
+
+def test_a_sweep_has_a_row_for_each_point_that_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = "capture.sizes=[1,2,4],[1,2,4,8]"
+    assert main(["-m", "capture=explicit", "seed=-1", "tracking.tags=[]", sizes, "output_dir=sweep"]) == 1
+    with Path("sweep/sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["status"] for row in rows] == ["invalid_config", "invalid_config"]
+    assert [row["overrides"].split()[-2] for row in rows] == [
+        "capture.sizes=[1,2,4]",
+        "capture.sizes=[1,2,4,8]",
+    ]
+    assert all("must be at least 0" in row["error_message"] for row in rows)
+    printed = capsys.readouterr().err
+    assert "2 job(s) did not end ok" in printed
+    assert "seed=-1: must be at least 0" in printed
+
+
+def test_jobs_after_the_first_failure_are_skipped_when_asked_for() -> None:
+    assert main(["-m", "seed=-1,-2,-3", "sweep.stop_on_first_failure=true", "output_dir=sweep"]) == 1
+    with Path("sweep/sweep.csv").open() as file:
+        assert [row["status"] for row in csv.DictReader(file)] == ["invalid_config", "skipped", "skipped"]
+
+
+def test_two_sweeps_of_one_second_have_folders_of_their_own() -> None:
+    for _ in range(2):
+        assert main(["-m", "seed=-1,-2"]) == 1
+    sweeps = {folder.parent for folder in job_folders()}
+    assert len(sweeps) == 2
+    assert len({sweep.name.rsplit("-", 1)[-1] for sweep in sweeps}) == 2
+    assert all((sweep / "sweep.csv").exists() for sweep in sweeps)
+
+
+def test_the_front_door_and_the_parent_of_a_sweep_import_nothing_heavy() -> None:
+    script = """
+import sys
+from harness.__main__ import main
+for arguments in (["--help"], ["--cfg", "job"], ["-m", "seed=-1,-2"], ["runner.max_batch_size=0"]):
+    main(arguments)
+heavy = {"torch", "transformers", "wandb", "pandas", "flashinfer", "pyarrow", "plotly"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else 0)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_shell_completion_knows_groups_choices_and_keys() -> None:
+    def complete(line: str) -> list[str]:
+        ran = subprocess.run(
+            [sys.executable, "-m", "harness", "-sc", "query=bash"],
+            env={"PYTHONPATH": str(ROOT), "COMP_LINE": f"cudagraph-harness {line}"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return ran.stdout.split()
+
+    assert complete("padding=") == [
+        f"padding={name}" for name in ("cheapest", "exact", "max", "nearest", "split")
+    ]
+    assert complete("runner.max_batch") == ["runner.max_batch_size="]
