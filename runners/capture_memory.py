@@ -38,7 +38,7 @@ def read_memory(device: torch.device, pool: PoolHandle) -> MemoryReading:
     # Blocks that the warm-up cached would count as held, although the next allocation reuses them.
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved(device)
-    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
     pool_bytes = sum(
         segment["total_size"]
         for segment in segments
@@ -53,13 +53,13 @@ def read_memory(device: torch.device, pool: PoolHandle) -> MemoryReading:
 def _is_alone(device: torch.device) -> bool:
     """True if no other process holds the GPU. False as well if the driver does not say."""
     try:
-        import pynvml  # type: ignore[import-untyped]
+        import pynvml
 
         pynvml.nvmlInit()
         uuid = torch.cuda.get_device_properties(device).uuid
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except Exception:  # noqa: BLE001  (no NVML, no rights, MIG: all mean "not known")
+    except Exception:
         return False
     # In a container the driver reports process ids of the host, so a single one is taken as ours.
     return len(processes) <= 1 or all(process.pid == os.getpid() for process in processes)

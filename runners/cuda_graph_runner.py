@@ -18,7 +18,8 @@ import torch
 
 from runners.capture import CaptureRecord, StepCapturer, capture_error
 from runners.capture_mode import freeze_gc, is_capture_mode, model_capture_mode
-from runners.errors import NoUsableGraphError, PlanLayoutError, RunnerError, StaleGraphError
+from runners.captured_addresses import CapturedAddresses
+from runners.errors import NoUsableGraphError, PlanLayoutError, RunnerError
 from runners.forward_batch import NUM_TOKENS_PER_BS, ForwardBatch, ForwardMode, LogitsProcessorOutput
 from runners.graph_backend import DecodeGraph, create_graph, side_stream
 from runners.graph_pool import (
@@ -91,7 +92,6 @@ class CudaGraphRunner:
         self._log = StepLog(self._policy)
         self._output: torch.Tensor | None = None
         self._split_output: torch.Tensor | None = None
-        self._captured_addresses: dict[str, int] = {}
         self._is_shut_down = False
         self._size_in_progress = self.max_bs
         self.capture()
@@ -125,7 +125,7 @@ class CudaGraphRunner:
         except BaseException:
             self._drop_graphs()
             raise
-        self._captured_addresses = self._addresses()
+        self._addresses = CapturedAddresses(self._static_tensors())
 
     def _capture_all(self) -> None:
         runner, config = self.model_runner, self.model_runner.config
@@ -235,7 +235,7 @@ class CudaGraphRunner:
         if plan.mode == "eager":
             logits, prepare_ns = self._run_eager(batch, plan, started)
         else:
-            self._check_addresses()
+            self._addresses.check(self._static_tensors())
             self.model_runner.kv.flush()
             run = self._run_graph if plan.mode == "graph" else self._run_split
             logits, prepare_ns = run(batch, plan, started)
@@ -253,7 +253,7 @@ class CudaGraphRunner:
         prepare_ns = first = 0
         for index, size in enumerate(plan.sizes):
             end = min(first + size, batch.batch_size)
-            prepare_ns += self._replay_part(_part(batch, first, end), size, started, starts=index == 0)
+            prepare_ns += self._replay_part(batch.part(first, end), size, started, starts=index == 0)
             logits[first:end].copy_(self.output_buffers[size].next_token_logits[: end - first])
             first, started = end, time.perf_counter_ns()
         return logits, prepare_ns
@@ -315,27 +315,15 @@ class CudaGraphRunner:
             kv.poison_tails()
         self.output_buffers[size].next_token_logits.fill_(float("nan"))
 
-    # --- stale pointers ------------------------------------------------------------------------
-
-    def _addresses(self) -> dict[str, int]:
-        """Return where everything that a graph reads or writes lies now, by name."""
+    def _static_tensors(self) -> dict[str, torch.Tensor]:
+        """Return everything that the graphs read or write and that they do not own, by name."""
         assert self._output is not None
-        runner = self.model_runner
-        tensors = {"output": self._output}
-        tensors |= self.buffers.captured_tensors()
-        tensors |= runner.kv.captured_tensors()
-        tensors |= runner.attn_backend.captured_tensors()
-        return {name: tensor.data_ptr() for name, tensor in tensors.items()}
-
-    def _check_addresses(self) -> None:
-        now, captured = self._addresses(), self._captured_addresses
-        if now == captured:
-            return
-        moved = sorted(name for name in now.keys() | captured.keys() if now.get(name) != captured.get(name))
-        raise StaleGraphError(
-            f"the graphs read memory that was replaced since the capture: {', '.join(moved[:5])}"
-            f"{' and more' if len(moved) > 5 else ''}. Call capture() again, or keep the KV pool and the buffers."
-        )
+        return {
+            "output": self._output,
+            **self.buffers.captured_tensors(),
+            **self.model_runner.captured_tensors(),
+            **self.model_runner.attn_backend.captured_tensors(),
+        }
 
     # --- end -----------------------------------------------------------------------------------
 
@@ -368,19 +356,3 @@ class CudaGraphRunner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
-
-
-def _part(batch: ForwardBatch, first: int, end: int) -> ForwardBatch:
-    """Return the requests `[first, end)` of a decode batch."""
-    lens = batch.seq_lens_cpu[first:end]
-    return ForwardBatch(
-        forward_mode=ForwardMode.DECODE,
-        batch_size=end - first,
-        input_ids=batch.input_ids[first:end],
-        positions=batch.positions[first:end],
-        req_pool_indices=batch.req_pool_indices[first:end],
-        seq_lens=batch.seq_lens[first:end],
-        seq_lens_cpu=lens,
-        seq_lens_sum=int(lens.sum()),
-        out_cache_loc=batch.out_cache_loc[first:end],
-    )

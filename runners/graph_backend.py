@@ -127,7 +127,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    outer, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    outer, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     stream.wait_stream(outer)
     try:
         with torch.cuda.stream(stream):

@@ -40,7 +40,7 @@ class _StagingBuffer:
         self.seq_lens_cpu = tensors["seq_lens"]
         self.arrays: dict[str, npt.NDArray[Any]] = {name: tensor.numpy() for name, tensor in tensors.items()}
         self.num_rows = 0
-        self._copied = torch.cuda.Event() if on_cuda else None  # type: ignore[no-untyped-call]
+        self._copied = torch.cuda.Event() if on_cuda else None
 
     def wait(self) -> None:
         """Return once the copy that reads this buffer has run."""

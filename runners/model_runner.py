@@ -271,17 +271,32 @@ class ModelRunner:
         last = torch.tensor(batch.extend_seq_lens_cpu).cumsum(0) - 1
         return last.to(self.device, non_blocking=True)
 
+    def captured_tensors(self) -> dict[str, torch.Tensor]:
+        """Tensors of the cache whose addresses a captured graph holds, by name.
+
+        The model's own view of the cache is among them: a second runner on the same model rebinds it.
+        """
+        bound: torch.Tensor = self.loaded.attention_modules[0].k_cache  # type: ignore[assignment]
+        return {"model.k_cache.0": bound, **self.kv.captured_tensors()}
+
     def close(self) -> None:
         """Free the graphs, the KV pool and the static inputs. The model stays loaded."""
+        if "kv" not in self.__dict__:
+            return
         if self.graph_runner is not None:
             self.graph_runner.shutdown()
-        for module in self.loaded.attention_modules:
-            module.register_buffer("k_cache", None)
-            module.register_buffer("v_cache", None)
+        self._unbind_kv()
         for name in ("kv", "attn_backend", "_eager_inputs"):
             self.__dict__.pop(name, None)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _unbind_kv(self) -> None:
+        """Take our cache out of the model's layers; another runner's stays."""
+        for module, k_cache in zip(self.loaded.attention_modules, self.kv.k_cache, strict=True):
+            if module.k_cache is k_cache:
+                module.register_buffer("k_cache", None)
+                module.register_buffer("v_cache", None)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,166 @@
+"""The static inputs: contract 2, padding rows are valid whatever the step before had."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners.errors import RunnerError
+from runners.forward_batch import ForwardBatch, ForwardMode
+from runners.input_buffers import InputBuffers
+from runners.paged_kv import NULL_PAGE, PADDING_ROW
+
+MAX_BS = 8
+FILL = 1
+
+
+def make_buffers(max_bs: int = MAX_BS) -> InputBuffers:
+    return InputBuffers(max_bs, FILL, torch.device("cpu"))
+
+
+def make_batch(n: int, base: int = 100) -> ForwardBatch:
+    def values(dtype: torch.dtype) -> torch.Tensor:
+        return torch.arange(base, base + n, dtype=dtype)
+
+    lens = values(torch.int32)
+    return ForwardBatch(
+        forward_mode=ForwardMode.DECODE,
+        batch_size=n,
+        input_ids=values(torch.int64),
+        positions=values(torch.int64),
+        req_pool_indices=values(torch.int32),
+        seq_lens=lens,
+        seq_lens_cpu=lens,
+        seq_lens_sum=int(lens.sum()),
+        out_cache_loc=values(torch.int64),
+    )
+
+
+def rows_of(buffers: InputBuffers) -> dict[str, torch.Tensor]:
+    return {name: getattr(buffers, name) for name in buffers.fills} | {"seq_lens_cpu": buffers.seq_lens_cpu}
+
+
+def assert_padding_rows_hold_their_fill(buffers: InputBuffers, n: int) -> None:
+    fills = {**buffers.fills, "seq_lens_cpu": FILL}
+    for name, tensor in rows_of(buffers).items():
+        assert (tensor[n:] == fills[name]).all(), name
+
+
+def test_a_padding_row_is_a_request_of_the_declared_length_on_the_null_page() -> None:
+    buffers = make_buffers()
+
+    assert buffers.fills == {
+        "input_ids": 0,
+        "positions": FILL - 1,
+        "out_cache_loc": NULL_PAGE,
+        "req_pool_indices": PADDING_ROW,
+        "seq_lens": FILL,
+    }
+    assert_padding_rows_hold_their_fill(buffers, 0)
+
+
+def test_padding_rows_hold_their_fill_after_a_larger_batch() -> None:
+    buffers = make_buffers()
+    buffers.populate(make_batch(8))
+    buffers.populate(make_batch(3))
+
+    assert_padding_rows_hold_their_fill(buffers, 3)
+    for tensor in rows_of(buffers).values():
+        assert tensor[:3].tolist() == [100, 101, 102]
+
+
+@given(st.lists(st.integers(0, MAX_BS), min_size=1, max_size=40))
+def test_padding_rows_hold_their_fill_after_any_sequence_of_batches(sizes: list[int]) -> None:
+    buffers = make_buffers()
+    for step, n in enumerate(sizes):
+        buffers.populate(make_batch(n, base=100 + step))
+        assert_padding_rows_hold_their_fill(buffers, n)
+        assert buffers.input_ids[:n].tolist() == list(range(100 + step, 100 + step + n))
+
+
+def test_a_negative_slot_goes_to_the_null_page_and_never_wraps_round() -> None:
+    buffers, batch = make_buffers(), make_batch(3)
+    batch.out_cache_loc = torch.tensor([7, -1, 9])
+
+    buffers.populate(batch)
+
+    assert buffers.out_cache_loc[:3].tolist() == [7, NULL_PAGE, 9]
+
+
+def test_all_inputs_lie_in_one_packed_buffer() -> None:
+    buffers = make_buffers(5)
+    start, end = buffers.packed.data_ptr(), buffers.packed.data_ptr() + buffers.packed.nbytes
+
+    tensors = [getattr(buffers, name) for name in buffers.fills]
+    assert all(start <= t.data_ptr() and t.data_ptr() + t.nbytes <= end for t in tensors)
+    assert sum(t.nbytes for t in tensors) == buffers.packed.nbytes
+
+
+def test_a_batch_larger_than_the_buffers_is_refused() -> None:
+    with pytest.raises(RunnerError, match="9 requests does not fit the static inputs for 8"):
+        make_buffers().populate(make_batch(9))
+
+
+@pytest.mark.parametrize("name", ["input_ids", "positions", "req_pool_indices", "out_cache_loc"])
+def test_an_input_of_another_length_is_refused_and_not_spread_over_the_rows(name: str) -> None:
+    batch = make_batch(3)
+    setattr(batch, name, getattr(batch, name)[:1])
+
+    with pytest.raises(RunnerError, match=f"{name} has 1 entries for a decode batch of 3"):
+        make_buffers().populate(batch)
+
+
+def test_host_lengths_of_a_batch_outlive_the_next_batches() -> None:
+    buffers = make_buffers()
+    buffers.populate(make_batch(4, base=50))
+    lens = buffers.seq_lens_cpu[:4]
+    for step in range(6):
+        buffers.populate(make_batch(4, base=200 + step))
+
+    assert lens.tolist() == [50, 51, 52, 53]
+
+
+class QueuedCopy:
+    """An event of a copy that has not run yet: waiting for it runs it."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+        self.is_queued = False
+
+    def record(self) -> None:
+        self.is_queued = True
+
+    def synchronize(self) -> None:
+        self.log.append("wait" if self.is_queued else "free")
+        self.is_queued = False
+
+
+def test_a_staging_buffer_is_waited_for_before_it_is_written_again() -> None:
+    buffers, log = make_buffers(), []
+    for staging in buffers._staging:
+        staging._copied = QueuedCopy(log)  # type: ignore[assignment]
+
+    depth = len(buffers._staging)
+    for _ in range(2 * depth):
+        buffers.populate(make_batch(2))
+
+    assert log == ["free"] * depth + ["wait"] * depth
+
+
+def test_inputs_on_the_device_are_copied_there_and_their_padding_rows_stay() -> None:
+    class OnDevice(torch.Tensor):
+        """A host tensor that says it is not one."""
+
+        is_cpu = False  # type: ignore[assignment]
+
+    buffers, batch = make_buffers(), make_batch(3)
+    buffers.populate(make_batch(8))
+    batch.input_ids = batch.input_ids.as_subclass(OnDevice)
+    batch.out_cache_loc = torch.tensor([5, -2, 6]).as_subclass(OnDevice)
+
+    buffers.populate(batch)
+
+    assert buffers.input_ids.tolist() == [100, 101, 102, 0, 0, 0, 0, 0]
+    assert buffers.out_cache_loc.tolist() == [5, NULL_PAGE, 6, 0, 0, 0, 0, 0]
