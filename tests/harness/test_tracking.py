@@ -1,0 +1,317 @@
+"""A recorded folder becomes one W&B run, and whatever W&B does, the result stays."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.offline_run import is_complete
+from harness.record import JobRecord, Status
+from harness.record_reader import read_bench_serve, read_result
+from harness.tracking import publish, run_tags
+from harness.tracking_content import MAX_STEPS_LOGGED, History, log_steps
+from tests.harness.job_folder import (
+    CAPTURE_SIZES,
+    CONFIG,
+    ENVIRONMENT,
+    NUM_STEPS,
+    step_row,
+    with_tracking,
+    write_job,
+)
+from tests.harness.wandb_file import OfflineRun, read_run
+
+ROOT = Path(__file__).parents[2]
+SECRET = "0123456789abcdef0123456789abcdef01234567"
+
+
+@dataclass
+class Published:
+    job_dir: Path
+    outcome: dict[str, Any]
+    run: OfflineRun
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    """One finished job, published once; its configuration holds a secret."""
+    job_dir = tmp_path_factory.mktemp("jobs") / "good"
+    write_job(job_dir, config=CONFIG | {"model": CONFIG["model"] | {"hf_token": SECRET}})
+    outcome = publish(job_dir)
+    assert outcome["status"] == "ok", outcome["reason"]
+    return Published(job_dir, outcome, read_run(Path(outcome["dir"])))
+
+
+class TestAPublishedJob:
+    def test_is_noted_in_the_record(self, published: Published) -> None:
+        result = read_result(published.job_dir)
+        assert result["wandb"] == published.outcome
+        assert (result["status"], result["wandb"]["reason"], result["wandb"]["mode"]) == (
+            "ok",
+            None,
+            "offline",
+        )
+        assert Path(result["wandb"]["dir"]).is_relative_to(published.job_dir)
+
+    def test_keeps_its_configuration_nested_as_composed_with_the_environment(
+        self, published: Published
+    ) -> None:
+        config = {key: value for key, value in published.run.config.items() if key != "_wandb"}
+        expected = CONFIG | {"model": CONFIG["model"] | {"hf_token": "***"}, "environment": ENVIRONMENT}
+        assert config == expected
+
+    def test_holds_no_secret_in_any_file(self, published: Published) -> None:
+        files = [path for path in Path(published.outcome["dir"]).rglob("*") if path.is_file()]
+        assert files
+        assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+
+    def test_belongs_to_its_sweep_with_its_phases_and_choices(self, published: Published) -> None:
+        run = published.run
+        assert (run.project, run.group, run.job_type) == (
+            "tests",
+            "sweep-7",
+            "capture+parity+size_sweep+workload",
+        )
+        assert {"model=tiny", "capture=explicit", "padding=nearest", "emulated", "mine"} <= set(run.tags)
+
+    def test_binds_each_metric_to_its_axis(self, published: Published) -> None:
+        bound = published.run.step_metrics
+        assert (bound["steps/*"], bound["sizes/*"], bound["captures/*"]) == (
+            "step",
+            "batch_size",
+            "capture_size",
+        )
+
+    def test_logs_steps_sizes_and_captures_with_their_axis(self, published: Published) -> None:
+        history = published.run.history
+        steps = [row for row in history if any(key.startswith("steps/") for key in row)]
+        assert [row["step"] for row in steps] == list(range(NUM_STEPS))
+        graph = {
+            row["batch_size"]: row["sizes/graph/step_ms_p50"]
+            for row in history
+            if "sizes/graph/step_ms_p50" in row
+        }
+        assert graph == {1: 1.5, 3: 1.5, 8: 1.5}
+        captures = {
+            row["capture_size"]: row["captures/pool_bytes"] for row in history if "captures/pool_bytes" in row
+        }
+        assert captures == {size: 4096 * size for size in CAPTURE_SIZES}
+
+    def test_leaves_out_what_was_not_measured(self, published: Published) -> None:
+        keys = {key for row in published.run.history for key in row}
+        assert "captures/device_bytes" not in keys and "steps/host_exposed_us" not in keys
+
+    def test_logs_at_a_step_that_only_grows(self, published: Published) -> None:
+        steps = [row["_step"] for row in published.run.history]
+        assert steps == list(range(len(steps)))
+
+    def test_has_its_tables_and_plots(self, published: Published) -> None:
+        logged = {
+            key: value
+            for row in published.run.history
+            for key, value in row.items()
+            if isinstance(value, dict)
+        }
+        assert {name: logged[name]["nrows"] for name in ("capture", "sizes", "requests")} == {
+            "capture": len(CAPTURE_SIZES),
+            "sizes": 6,
+            "requests": 20,
+        }
+        panels = published.run.config["_wandb"]["visualize"]
+        latency = panels["latency_against_batch_size"]["panel_config"]
+        assert latency["fieldSettings"]["x"] == "batch_size"
+        assert "(emulated)" in latency["stringSettings"]["title"]
+        assert panels["memory_against_capture_size"]["panel_config"]["fieldSettings"]["x"] == "capture_size"
+
+    def test_has_the_summary_of_bench_serve(self, published: Published) -> None:
+        assert published.run.scalars() == read_bench_serve(published.job_dir)
+
+    def test_carries_the_record_as_an_artifact(self, published: Published) -> None:
+        assert set(published.run.artifacts["record"]) == {
+            "result.json", "capture.csv", "sizes.csv", "prefill.csv", "steps.parquet", "requests.parquet",
+            "samples.parquet", "bench_serve.json",
+        }  # fmt: skip
+
+    def test_ends_with_exit_code_zero(self, published: Published) -> None:
+        assert published.run.exit_code == 0
+
+    def test_is_not_published_twice(self, published: Published) -> None:
+        assert publish(published.job_dir) == published.outcome
+        assert len(list((published.job_dir / "wandb").glob("offline-run-*"))) == 1
+
+    def test_does_not_merge_with_the_next_job_of_the_process(
+        self, published: Published, tmp_path: Path
+    ) -> None:
+        write_job(tmp_path / "second", status=Status.PARITY_FAILED, num_steps=4, verified=False)
+        second = read_run(Path(publish(tmp_path / "second")["dir"]))
+        assert second.run_id != published.run.run_id
+        assert len([row for row in second.history if "steps/step_ms" in row]) == 4
+        assert second.exit_code == 1
+        assert "unverified" in second.tags
+        assert read_run(Path(published.outcome["dir"])).exit_code == 0
+
+
+def test_a_killed_job_is_published_from_another_process_with_what_it_left(tmp_path: Path) -> None:
+    write_job(tmp_path, finish=False)
+    JobRecord.attach(tmp_path).update(status=Status.KILLED)
+    command = [sys.executable, "-m", "harness.tracking", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    run = read_run(Path(read_result(tmp_path)["wandb"]["dir"]))
+    assert run.exit_code == 1
+    assert len([row for row in run.history if "steps/step_ms" in row]) == NUM_STEPS
+    assert "parts/steps.jsonl" in run.artifacts["record"]
+    assert run.scalars() == {}
+
+
+def test_a_disabled_mode_writes_nothing(tmp_path: Path) -> None:
+    write_job(tmp_path, config=with_tracking(mode="disabled"))
+    assert publish(tmp_path)["status"] == "disabled"
+    assert not (tmp_path / "wandb").exists()
+
+
+class TestAFailureOfWandb:
+    """Each leaves the job ok, its files whole, and the reason in the record."""
+
+    def published_anyway(self, job_dir: Path, reason: str, **options: Any) -> None:
+        files = {
+            path.name: path.read_bytes() for path in job_dir.iterdir() if path.suffix in (".csv", ".parquet")
+        }
+        outcome = publish(job_dir, **options)
+        result = read_result(job_dir)
+        assert result["wandb"] == outcome
+        assert (result["status"], outcome["status"], outcome["dir"]) == ("ok", "failed", None)
+        assert reason in outcome["reason"]
+        assert files == {name: (job_dir / name).read_bytes() for name in files}
+
+    def test_a_folder_without_rights(self, tmp_path: Path) -> None:
+        write_job(tmp_path, config=with_tracking(dir="/proc/no-such-place/wandb"))
+        self.published_anyway(tmp_path, "cannot write to /proc/no-such-place/wandb")
+
+    def test_a_folder_that_is_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        write_job(tmp_path, config=with_tracking(dir=str(tmp_path / "file" / "wandb")))
+        self.published_anyway(tmp_path, "set tracking.dir to another folder")
+
+    def test_init_raises(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        import wandb
+
+        def raising(**options: Any) -> None:
+            raise wandb.errors.CommError("the server is down")
+
+        monkeypatch.setattr(wandb, "init", raising)
+        write_job(tmp_path)
+        self.published_anyway(tmp_path, "CommError: the server is down")
+
+    def test_init_exits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        import wandb
+
+        monkeypatch.setattr(wandb, "init", lambda **options: sys.exit(3))
+        write_job(tmp_path)
+        self.published_anyway(tmp_path, "SystemExit: 3")
+
+    def test_init_never_returns(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        import wandb
+
+        released = threading.Event()
+        monkeypatch.setattr(wandb, "init", lambda **options: released.wait(60))
+        write_job(tmp_path)
+        self.published_anyway(tmp_path, "W&B did not finish within 0.2 s", timeout_s=0.2)
+        released.set()
+
+    def test_no_key_for_online(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("WANDB_API_KEY", raising=False)
+        monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+        write_job(tmp_path, config=with_tracking(mode="online"))
+        self.published_anyway(tmp_path, "no W&B key on this machine; run `wandb login`")
+
+    def test_a_disk_that_is_nearly_full(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1024})())
+        write_job(tmp_path)
+        self.published_anyway(tmp_path, "disk full")
+
+    def test_a_disk_that_fills_up_while_wandb_writes(self, tmp_path: Path) -> None:
+        """W&B itself reports nothing (0.31): the run's file simply ends early."""
+        write_job(tmp_path, num_steps=400)
+        code = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+from harness import tracking
+tracking._FLUSH_S = 0.5
+print(tracking.publish(sys.argv[1]))
+"""
+        done = run_python(code, tmp_path)
+        assert done.returncode == 0, done.stderr
+        result = read_result(tmp_path)
+        assert (result["status"], result["wandb"]["status"]) == ("ok", "failed")
+
+    def test_a_service_that_hangs_costs_only_this_run(self, tmp_path: Path) -> None:
+        """Neither the process's end nor its next job waits for it."""
+        write_job(tmp_path / "hung")
+        write_job(tmp_path / "next")
+        code = """
+import os, signal, sys
+from pathlib import Path
+from harness import tracking, tracking_content
+
+write_content = tracking_content.write_content
+
+def hang(run, job_dir, result):
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            os.kill(int(pid), signal.SIGSTOP)
+    run.finish()
+
+tracking_content.write_content = hang
+tracking.publish(Path(sys.argv[1]) / "hung", timeout_s=5)
+tracking_content.write_content = write_content
+tracking.publish(Path(sys.argv[1]) / "next")
+"""
+        done = run_python(code, tmp_path)
+        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+        hung, following = read_result(tmp_path / "hung"), read_result(tmp_path / "next")
+        assert (hung["status"], hung["wandb"]["status"]) == ("ok", "failed")
+        assert "did not finish within 5 s" in hung["wandb"]["reason"]
+        assert following["wandb"]["status"] == "ok", following["wandb"]["reason"]
+
+
+def run_python(code: str, job_dir: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, str(job_dir)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@dataclass
+class Log:
+    """What History needs of a run."""
+
+    rows: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self.rows.append((step, values))
+
+
+def test_a_long_workload_is_thinned_evenly_for_wandb() -> None:
+    log = Log()
+    log_steps(History(log), [step_row(step) for step in range(5 * MAX_STEPS_LOGGED)])  # type: ignore[arg-type]
+    assert [values["step"] for _, values in log.rows] == list(range(0, 5 * MAX_STEPS_LOGGED, 5))
+
+
+def test_a_tag_is_never_longer_than_wandb_takes() -> None:
+    config = CONFIG | {"model": {"name": "m" * 100}}
+    tags = run_tags({"config": config, "graph_backend": "cuda", "parity": {"verified": True}})
+    assert max(map(len, tags)) == 64 and "cuda" in tags and "unverified" not in tags
+
+
+def test_a_torn_run_file_is_not_complete(published: Published, tmp_path: Path) -> None:
+    (whole,) = Path(published.outcome["dir"]).glob("*.wandb")
+    torn = tmp_path / "torn.wandb"
+    torn.write_bytes(whole.read_bytes()[:-20])
+    assert is_complete(whole) and not is_complete(torn)
+    torn.write_bytes(b"")
+    assert not is_complete(torn)
