@@ -21,8 +21,9 @@ class _DecodePlan:
 
     #: `[batch_size, num_columns]` int64. A masked column reads slot 0, in the null page.
     slots: torch.Tensor
-    #: `[batch_size, 1, 1, num_columns]` bool, true where the column is visible.
-    visible: torch.Tensor
+    #: `[batch_size, 1, 1, num_columns]` in the cache's dtype: added to the scores, 0 or -inf. A bool
+    #: mask would be turned into this one in every layer.
+    bias: torch.Tensor
 
 
 @dataclass
@@ -33,8 +34,8 @@ class _ExtendSpan:
     q_end: int
     kv_start: int
     kv_end: int
-    #: `[new tokens, gathered tokens]` bool; None where plain causal masking says the same.
-    visible: torch.Tensor | None
+    #: `[new tokens, gathered tokens]` as in `_DecodePlan`; None where causal masking says the same.
+    bias: torch.Tensor | None
 
 
 @dataclass
@@ -76,7 +77,7 @@ class TorchAttentionBackend(AttentionBackend):
         self._token_index = torch.arange(max_seq_len, device=device)
         self._max_columns = [min(group.sliding_window or max_seq_len, max_seq_len) for group in groups]
         self._static_slots: list[torch.Tensor] = []
-        self._static_visible: list[torch.Tensor] = []
+        self._static_bias: list[torch.Tensor] = []
         self._decode_plans: list[_DecodePlan] = []
         self._extend_plans: list[_ExtendPlan] = []
 
@@ -87,7 +88,7 @@ class TorchAttentionBackend(AttentionBackend):
             return torch.zeros(max_bs * columns, dtype=dtype, device=self.device)
 
         self._static_slots = [flat(columns, torch.int64) for columns in self._max_columns]
-        self._static_visible = [flat(columns, torch.bool) for columns in self._max_columns]
+        self._static_bias = [flat(columns, self.kv.dtype) for columns in self._max_columns]
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         # A row of length 0 would be masked altogether, and its softmax NaN.
@@ -142,8 +143,8 @@ class TorchAttentionBackend(AttentionBackend):
             columns = max_columns if self.device.type == "cuda" else min(longest, max_columns)
             plan = self._plan_decode(rows, seq_lens[:bs], columns)
             slots = self._static_slots[group_id][: bs * columns].view(bs, columns)
-            visible = self._static_visible[group_id][: bs * columns].view(bs, 1, 1, columns)
-            plans.append(_DecodePlan(slots.copy_(plan.slots), visible.copy_(plan.visible)))
+            bias = self._static_bias[group_id][: bs * columns].view(bs, 1, 1, columns)
+            plans.append(_DecodePlan(slots.copy_(plan.slots), bias.copy_(plan.bias)))
         self._decode_plans = plans
 
     def _gather_rows(self, req_pool_indices: torch.Tensor) -> torch.Tensor:
@@ -154,10 +155,14 @@ class TorchAttentionBackend(AttentionBackend):
         """Plan the last `columns` tokens of each request (all of them where it is shorter)."""
         lens = seq_lens.unsqueeze(1).long()
         positions = (lens - columns).clamp_(min=0) + self._token_index[:columns]
-        visible = positions < lens
+        is_hidden = positions >= lens
         slots = _slots_of(rows, positions, self.kv.page_size)
-        slots.masked_fill_(~visible, NULL_PAGE * self.kv.page_size)
-        return _DecodePlan(slots, visible[:, None, None, :])
+        slots.masked_fill_(is_hidden, NULL_PAGE * self.kv.page_size)
+        return _DecodePlan(slots, self._bias(is_hidden)[:, None, None, :])
+
+    def _bias(self, is_hidden: torch.Tensor) -> torch.Tensor:
+        zeros = torch.zeros(is_hidden.shape, dtype=self.kv.dtype, device=self.device)
+        return zeros.masked_fill_(is_hidden, float("-inf"))
 
     def _plan_extend(self, group: AttentionGroup, batch: ForwardBatch) -> _ExtendPlan:
         assert batch.extend_seq_lens_cpu is not None, "a prefill step says how many tokens are new"
@@ -170,8 +175,8 @@ class TorchAttentionBackend(AttentionBackend):
             first = max(0, cached - window + 1)  # the oldest token that the first new one sees
             positions.append(np.arange(first, total, dtype=np.int64))
             kv_end = kv_start + total - first
-            visible = self._extend_mask(cached - first, new, window)
-            spans.append(_ExtendSpan(q_start, q_start + new, kv_start, kv_end, visible))
+            bias = self._extend_bias(cached - first, new, window)
+            spans.append(_ExtendSpan(q_start, q_start + new, kv_start, kv_end, bias))
             q_start, kv_start = q_start + new, kv_end
         return _ExtendPlan(self._extend_slots(batch, positions), spans)
 
@@ -183,12 +188,12 @@ class TorchAttentionBackend(AttentionBackend):
         pages = self.kv.page_table[rows, packed // self.kv.page_size].long()
         return pages * self.kv.page_size + packed % self.kv.page_size
 
-    def _extend_mask(self, cached: int, new: int, window: int) -> torch.Tensor | None:
+    def _extend_bias(self, cached: int, new: int, window: int) -> torch.Tensor | None:
         if cached == 0 and new <= window:
             return None
         q_pos = cached + self._token_index[:new, None]
         kv_pos = self._token_index[None, : cached + new]
-        return (kv_pos <= q_pos) & (kv_pos > q_pos - window)
+        return self._bias((kv_pos > q_pos) | (kv_pos <= q_pos - window))
 
     # --- computing -----------------------------------------------------------------------------
 
@@ -214,7 +219,7 @@ class TorchAttentionBackend(AttentionBackend):
                 x[span.kv_start : span.kv_end].transpose(0, 1).unsqueeze(1).expand(-1, heads[1], -1, -1)
                 for x in (keys, values)
             ]
-            part = _attend(group, queries, spread[0], spread[1], span.visible, causal=True)
+            part = _attend(group, queries, spread[0], spread[1], span.bias, causal=True)
             out[span.q_start : span.q_end] = part.permute(2, 0, 1, 3).flatten(1, 2)
         return out
 
@@ -232,11 +237,11 @@ class TorchAttentionBackend(AttentionBackend):
         values = _gather(layer.v_cache, plan.slots, q.dtype).transpose(1, 2)
         # The query heads that share a KV head stand where a sequence would: K and V stay as they are.
         queries = q.reshape(q.shape[0], group.num_kv_heads, -1, group.head_dim)
-        return _attend(group, queries, keys, values, plan.visible).reshape(q.shape)
+        return _attend(group, queries, keys, values, plan.bias).reshape(q.shape)
 
     def captured_tensors(self) -> dict[str, torch.Tensor]:
         slots = {f"attention.slots.{i}": buffer for i, buffer in enumerate(self._static_slots)}
-        return slots | {f"attention.visible.{i}": buffer for i, buffer in enumerate(self._static_visible)}
+        return slots | {f"attention.bias.{i}": buffer for i, buffer in enumerate(self._static_bias)}
 
 
 def _longest(seq_lens_cpu: torch.Tensor) -> int:
@@ -266,20 +271,22 @@ def _attend(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    visible: torch.Tensor | None,
+    bias: torch.Tensor | None,
     causal: bool = False,
 ) -> torch.Tensor:
-    """Attention of `q` `[b, h, n, d]` over `k`, `v` `[b, h, m, d]`; without `visible`, causal or full."""
+    """Attention of `q` `[b, h, n, d]` over `k`, `v` `[b, h, m, d]`; without `bias`, causal or full."""
+    if bias is not None:
+        bias = bias.to(q.dtype)
     if group.logits_soft_cap is None:
-        is_causal = causal and visible is None
+        is_causal = causal and bias is None
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=visible, is_causal=is_causal, scale=group.sm_scale
+            q, k, v, attn_mask=bias, is_causal=is_causal, scale=group.sm_scale
         )
     # No fused kernel knows the cap, so the scores are made here.
     scores = torch.matmul(q, k.transpose(-1, -2)).float() * group.sm_scale
     scores = group.logits_soft_cap * torch.tanh(scores / group.logits_soft_cap)
-    if visible is None and causal:
-        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if visible is not None:
-        scores = scores.masked_fill(~visible, float("-inf"))
+    if bias is None and causal:
+        bias = torch.full(scores.shape[-2:], float("-inf"), device=q.device).triu(1)
+    if bias is not None:
+        scores = scores + bias
     return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v)
