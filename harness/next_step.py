@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MUCH_WASTE = 0.15
+_FOLDERS = ("output_dir=", "hydra.", "tracking.dir=")
 _OVERRIDE = re.compile(r"[+~]*[\w./@-]+=")
 
 
@@ -64,9 +65,9 @@ def _field(result: Mapping[str, Any], key: str) -> Any:
 
 
 def _overrides(result: Mapping[str, Any]) -> list[str]:
-    """The overrides that the job was started with; what a launcher added is left out."""
+    """The overrides that the job was started with, less where it wrote: the next job has its own folder."""
     command = (result["environment"] or {}).get("command") or []
-    return [word for word in command[1:] if _OVERRIDE.match(word)]
+    return [word for word in command[1:] if _OVERRIDE.match(word) and not word.startswith(_FOLDERS)]
 
 
 def _merged(before: list[str], changes: list[str]) -> list[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 16
 _WIDTH = 100
+_UNMET = "!"
 _MIB = 1024**2
 _LATENCIES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2EL", "e2el"))
 
@@ -111,6 +112,8 @@ def _capture_table(rows: list[Row], unit: _Unit) -> Iterator[RenderableType]:
 
 def _sizes_table(rows: list[Row], unit: _Unit) -> Iterator[RenderableType]:
     """A line a batch size and context length, a column a mode."""
+    from rich.text import Text
+
     if not rows:
         return
     modes = list(dict.fromkeys(row["mode"] for row in rows))
@@ -119,21 +122,28 @@ def _sizes_table(rows: list[Row], unit: _Unit) -> Iterator[RenderableType]:
         points.setdefault((row["context_len"], row["batch_size"]), {}).setdefault(row["mode"], row)
     heads = [f"{mode}\np50 {unit('ms')}" for mode in modes]
     first = ["batch\nsize", "context", "padded\nto"]
-    last = [f"host prepare\n{unit('us')}", f"roofline\n{unit('share')}", "not met"]
+    last = ["rel\nstd", f"host prepare\n{unit('us')}", f"roofline\n{unit('share')}"]
     table = _table("Batch sizes", [*first, *heads, *last])
     for (context_len, batch_size), by_mode in _thinned(sorted(points.items())):
         main = by_mode[modes[0]] if modes[0] in by_mode else next(iter(by_mode.values()))
-        unmet = sorted({row["unmet_condition"] for row in by_mode.values() if row["unmet_condition"]})
         table.add_row(
             str(batch_size),
             str(context_len),
             _number(main["padded_batch_size"], "d"),
-            *(_number(by_mode[mode]["step_ms_p50"] if mode in by_mode else None, ".3f") for mode in modes),
+            *(_step_ms(by_mode.get(mode)) for mode in modes),
+            _number(main["rel_std"], ".1%"),
             _number(main["host_prepare_us_p50"], ".0f"),
             _number(main["roofline_fraction"], ".1%"),
-            ", ".join(unmet),
         )
     yield from _with_note(table, list(points), "sizes.csv")
+    if any(row["unmet_condition"] for row in rows):
+        yield Text(f"{_UNMET} a stopping condition was not met: see unmet_condition in sizes.csv")
+
+
+def _step_ms(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    return _number(row["step_ms_p50"], ".3f") + (f" {_UNMET}" if row["unmet_condition"] else "  ")
 
 
 def _workload_tables(job_dir: Path, unit: _Unit) -> Iterator[RenderableType]:
@@ -192,7 +202,7 @@ def _table(title: str, heads: Sequence[str]) -> Table:
         title=f"\n{title}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False
     )
     for head in heads:
-        is_text = head in ("mode", "reason", "", "not met")
+        is_text = head in ("mode", "reason", "")
         table.add_column(head, justify="left" if is_text else "right", overflow="fold")
     return table
 

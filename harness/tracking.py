@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = {"offline": 60.0, "online": 300.0}
 _MIN_FREE_BYTES = 16 * 1024**2
 _MAX_TAG_LENGTH = 64
+_INIT_S = 60.0
 _FLUSH_S = 5.0
 _TEARDOWN_S = 5.0
 
@@ -63,7 +64,10 @@ def publish(job_dir: str | Path, timeout_s: float | None = None) -> dict[str, An
             outcome |= _within(limit_s, lambda: _publish(Path(job_dir), result, limit_s))
         except PublishError as error:
             outcome |= {"status": "failed", "reason": str(error)}
-    JobRecord.attach(job_dir).update(wandb=outcome)
+    try:
+        JobRecord.attach(job_dir).update(wandb=outcome)
+    except OSError as error:  # W&B may have filled the disk itself; the record stands as it was
+        outcome |= {"status": "failed", "reason": f"cannot note it in result.json: {error.strerror}"}
     return dict(scrub(outcome))
 
 
@@ -106,7 +110,7 @@ def _abandon_wandb() -> None:
     def forget() -> None:
         import wandb
 
-        with contextlib.suppress(Exception):  # the connection to what was just killed
+        with contextlib.suppress(Exception, SystemExit):  # it speaks to what was just killed
             wandb.teardown()
 
     forgetting = threading.Thread(target=forget, name="wandb-teardown", daemon=True)
@@ -178,7 +182,7 @@ def _start_run(
         settings=wandb.Settings(
             silent=True,
             console="off",
-            init_timeout=limit_s / 2,
+            init_timeout=min(limit_s / 2, _INIT_S),
             finish_timeout=limit_s / 2,
             finish_timeout_raises=True,
             # The record has all this already, and W&B would take the command line as it is typed.

@@ -13,7 +13,7 @@ from harness.record import STEPS_SCHEMA, JobRecord, Status
 from harness.record_reader import read_result, read_stream
 from harness.summary import summary_text
 from harness.workload_shares import mode_shares, padding_waste
-from tests.harness.job_folder import CONFIG, ENVIRONMENT, capture_row, step_row, write_job
+from tests.harness.job_folder import CONFIG, ENVIRONMENT, capture_row, sizes_row, step_row, write_job
 
 
 def line_with(text: str, *words: str) -> str:
@@ -26,7 +26,16 @@ def test_a_summary_shows_sizes_batches_modes_waste_and_latencies(tmp_path: Path)
     text = summary_text(tmp_path)
     assert f"{tmp_path}: ok" in text
     assert line_with(text, "8", "0.080", "0.03").split() == ["8", "0.080", "0.03", "0.00", "0.00", "-"]
-    assert line_with(text, "128", "6.000").split() == ["3", "128", "4", "1.500", "6.000", "55", "25.0%"]
+    assert line_with(text, "128", "6.000").split() == [
+        "3",
+        "128",
+        "4",
+        "1.500",
+        "6.000",
+        "2.0%",
+        "55",
+        "25.0%",
+    ]
     assert line_with(text, "graph", "padded", "%").split()[2:] == ["20", "66.7%", "66.7%"]
     assert line_with(text, "eager", "above_max").split()[2:] == ["10", "33.3%", "33.3%"]
     assert "padding waste: 25.0%" in text
@@ -47,6 +56,17 @@ def test_emulated_stands_wherever_a_latency_does(tmp_path: Path) -> None:
         num_latencies = {"Capture sizes": 1, "Batch sizes": 4, "Decode steps": 1, "Latencies": 3}[title]
         assert head.count("emulated") == num_latencies, head
     assert line_with("\n".join(lines), "requests/s").endswith("(emulated)")
+
+
+def test_a_latency_that_never_got_quiet_is_marked(tmp_path: Path) -> None:
+    record = JobRecord(tmp_path)
+    record.append(
+        "sizes", sizes_row(8, "graph", "cuda") | {"unmet_condition": "rel_std 0.4 > max_noise 0.05"}
+    )
+    record.append("sizes", sizes_row(8, "eager", "none"))
+    text = summary_text(tmp_path)
+    assert line_with(text, "128", "1.500").split()[3:6] == ["1.500", "!", "11.000"]
+    assert "! a stopping condition was not met" in text
 
 
 def test_a_cuda_job_is_never_called_emulated(tmp_path: Path) -> None:
@@ -121,7 +141,16 @@ class TestNextCommand:
         assert "capture.max_size=12" in command and reason.startswith("33% of the decode steps")
 
     def test_an_override_is_changed_and_not_given_twice(self) -> None:
-        environment = {"command": ["__main__.py", "capture=vllm", "seed=3", "measure=default", "--hidden"]}
+        environment = {
+            "command": [
+                "__main__.py",
+                "capture=vllm",
+                "seed=3",
+                "measure=default",
+                "--hidden",
+                "output_dir=/x",
+            ]
+        }
         command = self.command(status=Status.TIMEOUT, environment=environment)
         assert command == "python -m harness capture=vllm seed=3 measure=quick"
 

@@ -231,25 +231,45 @@ class TestAFailureOfWandb:
         write_job(tmp_path, config=with_tracking(mode="online"))
         self.published_anyway(tmp_path, "no W&B key on this machine; run `wandb login`")
 
+    def test_a_bad_key(self, tmp_path: Path) -> None:
+        """In a process of its own: W&B keeps the key and the server for the rest of a process."""
+        write_job(tmp_path, config=with_tracking(mode="online"))
+        code = """
+import os, sys
+os.environ |= {"WANDB_API_KEY": "bad", "WANDB_BASE_URL": "http://127.0.0.1:9", "HOME": sys.argv[1]}
+os.environ.pop("WANDB_SERVICE", None)
+from harness import tracking
+print(tracking.publish(sys.argv[1], timeout_s=20)["status"])
+"""
+        done = run_python(code, tmp_path)
+        assert (done.returncode, done.stdout) == (0, "failed\n"), done.stderr
+        result = read_result(tmp_path)
+        assert result["status"] == "ok" and "WANDB_API_KEY" in result["wandb"]["reason"]
+
     def test_a_disk_that_is_nearly_full(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1024})())
         write_job(tmp_path)
         self.published_anyway(tmp_path, "disk full")
 
-    def test_a_disk_that_fills_up_while_wandb_writes(self, tmp_path: Path) -> None:
-        """W&B itself reports nothing (0.31): the run's file simply ends early."""
+    @pytest.mark.parametrize("max_file_bytes", [20_000, 100])
+    def test_a_disk_that_fills_up_while_wandb_writes(self, tmp_path: Path, max_file_bytes: int) -> None:
+        """W&B itself reports nothing (0.31): the run's file simply ends early.
+
+        With the smaller limit not even the outcome can be noted, and the record stays as it was.
+        """
         write_job(tmp_path, num_steps=400)
-        code = """
+        code = f"""
 import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+resource.setrlimit(resource.RLIMIT_FSIZE, ({max_file_bytes}, {max_file_bytes}))
 from harness import tracking
 tracking._FLUSH_S = 0.5
-print(tracking.publish(sys.argv[1]))
+print(tracking.publish(sys.argv[1], timeout_s=20)["status"])
 """
         done = run_python(code, tmp_path)
-        assert done.returncode == 0, done.stderr
+        assert (done.returncode, done.stdout) == (0, "failed\n"), done.stderr
         result = read_result(tmp_path)
-        assert (result["status"], result["wandb"]["status"]) == ("ok", "failed")
+        assert result["status"] == "ok"
+        assert (result["wandb"] or {}).get("status") == (None if max_file_bytes == 100 else "failed")
 
     def test_a_service_that_hangs_costs_only_this_run(self, tmp_path: Path) -> None:
         """Neither the process's end nor its next job waits for it."""
