@@ -248,6 +248,7 @@ def _pretrained_model(checkpoint: Checkpoint, hf_config: Any, dtype: torch.dtype
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported in `info`, and refused below
                 **arguments,
             )
     except SafetensorError as error:
@@ -261,7 +262,9 @@ def _pretrained_model(checkpoint: Checkpoint, hf_config: Any, dtype: torch.dtype
 def _refuse_missing_weights(info: dict[str, Any], location: str) -> None:
     # transformers fills absent weights with random numbers and only warns.
     for what in ("missing_keys", "mismatched_keys"):
-        names = sorted(str(name) for name in info.get(what) or ())
+        # A mismatched weight comes as (name, its shape, the shape wanted).
+        found = info.get(what) or ()
+        names = sorted(name if isinstance(name, str) else str(name[0]) for name in found)
         if names:
             raise ModelSourceError(
                 "model.path",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import huggingface_hub.constants
 import pytest
 import torch
@@ -250,6 +251,11 @@ def one_weight_short(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def weights_of_another_width(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -258,6 +264,7 @@ def one_weight_short(folder: Path) -> None:
         (no_config, "there is no config.json"),
         (broken_config, "is not JSON"),
         (cut_weights, "a weight file is damaged"),
+        (weights_of_another_width, "12 weights do not fit.*mismatched: "),
         (one_weight_short, "1 weights do not fit.*missing: model.layers.1.mlp.up_proj.weight"),
     ],
 )
@@ -325,6 +332,41 @@ def test_a_cached_repository_of_pickles_is_refused(hub_cache: Path, saved: Path)
 
 
 # --- GGUF --------------------------------------------------------------------------------------
+
+
+def write_gguf(path: Path, loaded: LoadedModel) -> None:
+    """Write a tiny Qwen3 as GGUF in float32, which a load gives back exactly."""
+    config = loaded.hf_config
+    writer = gguf.GGUFWriter(path, "qwen3")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
+    for name, tensor in weights(loaded).items():
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_file_loads_to_the_weights_it_holds(tmp_path: Path) -> None:
+    # transformers reads no head size from a Qwen3 GGUF: it takes that of the published models.
+    original = tiny_model(seed=9, head_dim=128)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, original)
+    loaded = load_model(ModelSpec("gguf", path=str(path), dtype="float32", max_seq_len=MAX_SEQ_LEN), "cpu")
+    assert loaded.groups == original.groups and loaded.fingerprint is not None
+    expected = weights(original)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(loaded).items())
 
 
 def test_a_gguf_source_wants_a_gguf_file(folder: Path) -> None:
