@@ -1,8 +1,6 @@
-"""The paged KV cache: which page belongs to whom, and the storage that the pages stand for.
+"""The paged KV cache: the storage that pages stand for, kept in step with who holds which.
 
-Three nouns. `PagePool` counts pages, `RequestTable` says which pages a request holds, `PagedKV`
-owns the tensors and keeps the other two in step. All bookkeeping is on the host, in numpy; the
-device sees one table, refreshed by `flush`.
+All bookkeeping is on the host, in numpy; the device sees one table, refreshed by `flush`.
 
 Page 0 is never handed out. It is the *null page*: padding rows read and write it, so a padding row
 is an ordinary request of length 1 on reserved storage.
@@ -11,6 +9,7 @@ is an ordinary request of length 1 on reserved storage.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,135 +17,12 @@ import torch
 
 from runners.attention.base import AttentionGroup
 from runners.errors import NullPageError, OutOfPagesError, RunnerError
-from runners.staging import StagingRing
+from runners.page_pool import NULL_PAGE, PagePool
+from runners.request_table import PADDING_ROW, RequestTable
 
-#: The reserved page. It stays zero or finite, and belongs to no request.
-NULL_PAGE = 0
-#: The reserved row of the request table. All its columns are `NULL_PAGE`.
-PADDING_ROW = 0
+__all__ = ["NULL_PAGE", "PADDING_ROW", "PagePool", "PagedKV", "RequestTable"]
 
 IntArray = npt.NDArray[np.int64]
-
-
-class PagePool:
-    """Hands out page numbers `1 .. num_pages - 1`, each to one holder at a time."""
-
-    def __init__(self, num_pages: int, page_size: int) -> None:
-        if num_pages < 2:
-            raise ValueError(f"num_pages={num_pages}: at least 2 are needed, one of them the null page.")
-        if page_size < 1:
-            raise ValueError(f"page_size={page_size}: must be at least 1 token.")
-        self.num_pages = num_pages
-        self.page_size = page_size
-        # A stack, so that a page just released is the next one used: it is the warmest in the cache.
-        self._free = list(range(num_pages - 1, NULL_PAGE, -1))
-        self._is_held = np.zeros(num_pages, dtype=np.bool_)
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
-    @property
-    def num_held(self) -> int:
-        return int(self._is_held.sum())
-
-    def allocate(self, n: int) -> list[int] | None:
-        """Take `n` pages, or None and no page at all if fewer than `n` are free."""
-        if n > len(self._free):
-            return None
-        if n == 0:
-            return []
-        pages = self._free[-n:][::-1]
-        del self._free[-n:]
-        self._is_held[pages] = True
-        return pages
-
-    def release(self, pages: Sequence[int]) -> None:
-        """Give pages back. Raises RunnerError for a page that is not held (or given back twice)."""
-        held = self._is_held[list(pages)]
-        if len(set(pages)) != len(pages) or not held.all():
-            raise RunnerError(f"pages {list(pages)} are released, but not all of them are held once.")
-        self._is_held[list(pages)] = False
-        self._free.extend(reversed(pages))
-
-    def free_pages(self) -> IntArray:
-        return np.array(self._free, dtype=np.int64)
-
-    def conserved(self) -> bool:
-        """True if every page but the null page is either free or held, exactly once."""
-        free = set(self._free)
-        held = set(np.flatnonzero(self._is_held).tolist())
-        complete = free | held == set(range(1, self.num_pages))
-        return complete and not free & held and len(free) == len(self._free)
-
-
-class RequestTable:
-    """Row of a request → its pages, on the host and on the device."""
-
-    def __init__(self, max_requests: int, max_pages_per_request: int, device: torch.device) -> None:
-        shape = (max_requests + 1, max_pages_per_request)
-        #: `[max_requests + 1, max_pages_per_request]` int32 on the device; row 0 is the padding row.
-        self.page_table = torch.full(shape, NULL_PAGE, dtype=torch.int32, device=device)
-        #: The same on the host. Ahead of the device until `flush`.
-        self.page_table_cpu = np.full(shape, NULL_PAGE, dtype=np.int32)
-        #: `[max_requests + 1]` tokens that each row has pages for, the step being prepared included.
-        self.lengths = np.zeros(shape[0], dtype=np.int64)
-        #: `[max_requests + 1]` pages that each row holds.
-        self.num_pages = np.zeros(shape[0], dtype=np.int64)
-        self._free_rows = list(range(max_requests, PADDING_ROW, -1))
-        self._is_live = np.zeros(shape[0], dtype=np.bool_)
-        self._is_dirty = np.zeros(shape[0], dtype=np.bool_)
-        # A packed line is the row number and then its columns: one copy carries both.
-        self._staging = StagingRing((shape[0], 1 + shape[1]), torch.int32, device)
-
-    @property
-    def max_requests(self) -> int:
-        return len(self.lengths) - 1
-
-    def add(self) -> int:
-        if not self._free_rows:
-            raise RunnerError(
-                f"the request table is full ({self.max_requests} requests): release one, or raise "
-                "runner.max_batch_size."
-            )
-        row = self._free_rows.pop()
-        self._is_live[row] = True
-        return row
-
-    def append(self, row: int, pages: Sequence[int]) -> None:
-        start = int(self.num_pages[row])
-        self.page_table_cpu[row, start : start + len(pages)] = pages
-        self.num_pages[row] += len(pages)
-        self._is_dirty[row] = True
-
-    def remove(self, row: int) -> list[int]:
-        """Clear the row and return the pages it held."""
-        self.check_live(row)
-        pages: list[int] = self.page_table_cpu[row, : self.num_pages[row]].tolist()
-        # Old columns must not survive: a captured kernel reads the full width of the table.
-        self.page_table_cpu[row] = NULL_PAGE
-        self.lengths[row] = self.num_pages[row] = 0
-        self._is_live[row] = False
-        self._is_dirty[row] = True
-        self._free_rows.append(row)
-        return pages
-
-    def check_live(self, row: int) -> None:
-        if not (0 <= row < len(self._is_live)) or not self._is_live[row]:
-            raise RunnerError(f"row {row} of the request table is not in use.")
-
-    def live_rows(self) -> IntArray:
-        return np.flatnonzero(self._is_live)
-
-    def flush(self) -> None:
-        """Copy the rows that changed to the device: one packed copy, queued on the current stream."""
-        rows = np.flatnonzero(self._is_dirty)
-        if len(rows) == 0:
-            return
-        packed = np.concatenate([rows[:, None].astype(np.int32), self.page_table_cpu[rows]], axis=1)
-        lines = self._staging.upload(packed)
-        self.page_table.index_copy_(0, lines[:, 0].long(), lines[:, 1:])
-        self._is_dirty[:] = False
 
 
 class PagedKV:
@@ -280,16 +156,23 @@ class PagedKV:
     def decode_slots(self, rows: npt.ArrayLike, positions: npt.ArrayLike) -> IntArray:
         """Slot of position `positions[i]` of the request in `rows[i]`, `[n]` int64.
 
-        Raises OutOfPagesError for a token that has no page, so that no write goes astray.
+        Positions of the same row must ascend. Raises OutOfPagesError for a token that has no page, so
+        that no write goes astray.
         """
         rows, positions = np.asarray(rows), np.asarray(positions)
+        slots = self._find_slots(rows, positions)
+        # A token with a slot is about to be written: it is no tail, whoever allocated its page.
+        self.table.lengths[rows] = np.maximum(self.table.lengths[rows], positions + 1)
+        return slots
+
+    def _find_slots(self, rows: npt.NDArray[Any], positions: npt.NDArray[Any]) -> IntArray:
         columns = positions // self.page_size
         if positions.size and (positions.min() < 0 or columns.max() >= self.page_table_cpu.shape[1]):
             raise OutOfPagesError(f"positions outside 0..{self.max_seq_len - 1} have no slot.")
         pages = self.page_table_cpu[rows, columns].astype(np.int64)
-        if np.any((pages == NULL_PAGE) & (rows != PADDING_ROW)):
-            bad = int(np.asarray(rows)[(pages == NULL_PAGE) & (rows != PADDING_ROW)][0])
-            raise OutOfPagesError(f"row {bad} has no page for a token: call extend first.")
+        has_none = (pages == NULL_PAGE) & (rows != PADDING_ROW)
+        if has_none.any():
+            raise OutOfPagesError(f"row {rows[has_none][0]} has no page for a token: call extend first.")
         slots: IntArray = pages * self.page_size + positions % self.page_size
         return slots
 
@@ -332,8 +215,9 @@ class PagedKV:
             cache.flatten(0, 1).index_fill_(0, tail, float("nan"))
 
     def _tail_slots(self, row: int) -> IntArray:
-        held = int(self.table.num_pages[row])
-        slots = self.slots(row, int(self.table.lengths[row]), held * self.page_size)
+        end = int(self.table.num_pages[row]) * self.page_size
+        positions = np.arange(self.table.lengths[row], end, dtype=np.int64)
+        slots = self._find_slots(np.full(len(positions), row), positions)
         # These pages carry NaN when they are released, whoever gets them next.
         self._is_poisoned[slots // self.page_size] = True
         return slots

@@ -158,6 +158,15 @@ def test_poison_fills_the_tail_of_a_live_page_only_past_its_length() -> None:
     assert flat[torch.from_numpy(kv.slots(row, 6, 8))].isnan().all()
 
 
+def test_a_token_that_was_given_a_slot_is_no_tail() -> None:
+    kv = make_kv()
+    row = kv.add_request()
+    kv.extend(row, 1)
+    slot = torch.from_numpy(kv.decode_slots([row], [1]))  # the page is there: nothing to extend
+    kv.poison_tails()
+    assert kv.k_cache[0].flatten(0, 1)[slot].isfinite().all()
+
+
 def test_a_poisoned_page_is_clean_for_its_next_holder() -> None:
     kv = make_kv(num_pages=3)
     row = kv.add_request()
