@@ -43,8 +43,10 @@ def tiny_spec(
     return ModelSpec("random", dtype=dtype, seed=seed, max_seq_len=MAX_SEQ_LEN, config=config)
 
 
-def tiny_model(model_type: str = "qwen3", **fields: Any) -> LoadedModel:
-    return load_model(tiny_spec(model_type, **fields), "cpu")
+def tiny_model(
+    model_type: str = "qwen3", *, device: torch.device | str = "cpu", **fields: Any
+) -> LoadedModel:
+    return load_model(tiny_spec(model_type, **fields), device)
 
 
 def reference_greedy(model: Any, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
@@ -54,8 +56,8 @@ def reference_greedy(model: Any, prompts: Sequence[list[int]], num_tokens: int) 
     try:
         return [
             model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones((1, len(prompt)), dtype=torch.int64),
+                torch.tensor([prompt], device=model.device),
+                attention_mask=torch.ones((1, len(prompt)), dtype=torch.int64, device=model.device),
                 max_new_tokens=num_tokens,
                 do_sample=False,
             )[0, len(prompt) :].tolist()
