@@ -25,7 +25,7 @@ ATTENTION = "cudagraph_harness"
 #: `attn_implementation` of a model that is being probed for its attention groups.
 PROBE = "cudagraph_harness_probe"
 
-_library: Any = torch.library.Library("cudagraph_harness", "DEF")  # type: ignore[no-untyped-call]
+_library: Any = torch.library.Library("cudagraph_harness", "DEF")
 _library.define(
     "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, int group_id)"
     " -> Tensor"
