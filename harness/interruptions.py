@@ -1,4 +1,7 @@
-"""What can end a job from outside, turned into exceptions that the job can record."""
+"""What can end a job from outside, turned into exceptions that the job can record.
+
+Like KeyboardInterrupt they are no `Exception`: code that wraps errors must not take them for its own.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class JobTimeoutError(Exception):
+class JobTimeoutError(BaseException):
     """The job ran longer than `job.timeout_s`."""
 
 
-class JobKilledError(Exception):
+class JobKilledError(BaseException):
     """The process was asked to end by a signal."""
 
     def __init__(self, signal_name: str) -> None:
