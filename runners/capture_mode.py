@@ -6,6 +6,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+#: Python 3.12 starts with 375 frozen objects of its own. A program that freezes has thousands.
+_MAX_FROZEN_BY_PYTHON = 1000
+
 _is_capture_mode = False
 _freeze_depth = 0
 
@@ -44,7 +47,7 @@ def freeze_gc() -> Iterator[None]:
     if outermost:
         gc.collect()
     gc.disable()
-    freezes = outermost and gc.get_freeze_count() == 0
+    freezes = outermost and gc.get_freeze_count() <= _MAX_FROZEN_BY_PYTHON
     if freezes:
         gc.freeze()
     _freeze_depth += 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from runners.errors import StaleGraphError
+
+Named = Callable[[], Mapping[str, torch.Tensor]]
 
 
 class CapturedAddresses:
@@ -14,17 +16,23 @@ class CapturedAddresses:
 
     A graph holds plain addresses. After its KV pool or a buffer was replaced it would read and write
     memory that belongs to somebody else, without any error.
+
+    Args:
+        tensors: the static tensors as they are now, without their names: every step asks for these.
+        named: the same tensors by name, asked for now and when something has moved.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._captured = _addresses(tensors)
+    def __init__(self, tensors: Sequence[torch.Tensor], named: Named) -> None:
+        self._addresses = _addresses(tensors)
+        self._by_name = _by_name(named)
+        self._named = named
 
-    def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def check(self, tensors: Sequence[torch.Tensor]) -> None:
         """Raise StaleGraphError, with the names, unless every tensor is where it was."""
-        now, captured = _addresses(tensors), self._captured
-        if now == captured:
+        if _addresses(tensors) == self._addresses:
             return
-        moved = sorted(name for name in now.keys() | captured.keys() if now.get(name) != captured.get(name))
+        before, now = self._by_name, _by_name(self._named)
+        moved = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
         more = " and more" if len(moved) > 5 else ""
         raise StaleGraphError(
             f"the graphs read memory that was replaced since the capture: {', '.join(moved[:5])}{more}. "
@@ -32,5 +40,9 @@ class CapturedAddresses:
         )
 
 
-def _addresses(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    return {name: tensor.data_ptr() for name, tensor in tensors.items()}
+def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return list(map(torch.Tensor.data_ptr, tensors))
+
+
+def _by_name(named: Named) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in named().items()}

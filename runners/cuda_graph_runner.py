@@ -125,7 +125,7 @@ class CudaGraphRunner:
         except BaseException:
             self._drop_graphs()
             raise
-        self._addresses = CapturedAddresses(self._static_tensors())
+        self._addresses = CapturedAddresses(self._static_tensors(), self._named_static_tensors)
 
     def _capture_all(self) -> None:
         runner, config = self.model_runner, self.model_runner.config
@@ -315,15 +315,18 @@ class CudaGraphRunner:
             kv.poison_tails()
         self.output_buffers[size].next_token_logits.fill_(float("nan"))
 
-    def _static_tensors(self) -> dict[str, torch.Tensor]:
-        """Return everything that the graphs read or write and that they do not own, by name."""
+    def _static_tensors(self) -> list[torch.Tensor]:
+        """Return everything that the graphs read or write and that they do not own."""
         assert self._output is not None
-        return {
-            "output": self._output,
-            **self.buffers.captured_tensors(),
-            **self.model_runner.captured_tensors(),
-            **self.model_runner.attn_backend.captured_tensors(),
-        }
+        attention = self.model_runner.attn_backend.captured_tensors().values()
+        return [self._output, self.buffers.packed, *self.model_runner.captured_tensors(), *attention]
+
+    def _named_static_tensors(self) -> dict[str, torch.Tensor]:
+        assert self._output is not None
+        runner = self.model_runner
+        names = runner.attn_backend.captured_tensors() | runner.kv.captured_tensors()
+        bound = {"the cache bound to the model": runner.captured_tensors()[0]}
+        return {"output": self._output, "input buffers": self.buffers.packed, **bound, **names}
 
     # --- end -----------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -100,7 +101,9 @@ class CudaGraph(DecodeGraph):
     def _abandon(self, pool: PoolHandle) -> None:
         """Take the stream and the allocator out of capture mode after a failed step."""
         try:
-            self._graph.capture_end()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # "the graph is empty": we know
+                self._graph.capture_end()
         except RuntimeError:
             # The capture was invalidated: ending it reports the step's own error a second time.
             _end_allocation_to(pool)

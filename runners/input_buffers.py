@@ -119,26 +119,43 @@ class InputBuffers:
         Raises:
             RunnerError: more requests than rows, or an input whose length is not the batch size.
         """
-        self._check(batch)
+        n = batch.batch_size
+        if n > self.max_bs:
+            raise RunnerError(
+                f"a batch of {n} requests does not fit the static inputs for {self.max_bs}: capture a larger "
+                "size, or set runner.above_max=eager or split."
+            )
         self._turn = (self._turn + 1) % len(self._staging)
         staging = self._staging[self._turn]
         staging.wait()
+        on_device = self._write(staging, batch)
+        staging.upload(self.packed)
+        for name, source in on_device:
+            self._copy_on_device(name, source)
+
+    def _write(self, staging: _StagingBuffer, batch: ForwardBatch) -> list[tuple[str, torch.Tensor]]:
+        """Write host inputs and padding rows to the image; return the inputs that are on the device."""
         n, stale = batch.batch_size, staging.num_rows
+        staging.num_rows = max(n, stale)  # until all of it is written
         on_device = []
-        for name, array in staging.arrays.items():
-            source = batch.seq_lens_cpu if name == "seq_lens" else getattr(batch, name)
+        for name, f in self._fields.items():
+            source: torch.Tensor = batch.seq_lens_cpu if name == "seq_lens" else getattr(batch, name)
+            # numpy would spread an array of length 1 over all rows without a word.
+            if source.shape[0] != n:
+                raise RunnerError(
+                    f"{name} has {source.shape[0]} entries for a decode batch of {n} requests: it needs one each."
+                )
+            array = staging.arrays[name]
             if source.is_cpu:
                 array[:n] = source.numpy()
             else:
                 on_device.append((name, source))
             if stale > n:
-                array[n:stale] = self._fields[name].fill
-        staging.num_rows = n
+                array[n:stale] = f.fill
         slots = staging.arrays["out_cache_loc"][:n]
         np.maximum(slots, NULL_PAGE, out=slots)
-        staging.upload(self.packed)
-        for name, source in on_device:
-            self._copy_on_device(name, source)
+        staging.num_rows = n
+        return on_device
 
     def _copy_on_device(self, name: str, source: torch.Tensor) -> None:
         target = self._views[name][: source.shape[0]]
@@ -146,21 +163,6 @@ class InputBuffers:
             torch.clamp(source, min=NULL_PAGE, out=target)
         else:
             target.copy_(source)
-
-    def _check(self, batch: ForwardBatch) -> None:
-        n = batch.batch_size
-        if n > self.max_bs:
-            raise RunnerError(
-                f"a batch of {n} requests does not fit the static inputs for {self.max_bs}: capture a larger "
-                "size, or set runner.above_max=eager or split."
-            )
-        for name in self._fields:
-            source = batch.seq_lens_cpu if name == "seq_lens" else getattr(batch, name)
-            # numpy would spread an array of length 1 over all rows without a word.
-            if source.shape[0] != n:
-                raise RunnerError(
-                    f"{name} has {source.shape[0]} entries for a decode batch of {n} requests: it needs one each."
-                )
 
     def static_batch(self, num_rows: int) -> ForwardBatch:
         """Return the first `num_rows` rows as a decode batch of views, as a graph of that size sees it.
@@ -198,16 +200,6 @@ class InputBuffers:
             seq_lens_sum=num_rows * self.seq_len_fill_value,
             out_cache_loc=self.out_cache_loc[:num_rows],
         )
-
-    def captured_tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors whose addresses a captured graph holds, by name."""
-        return {
-            "buffers.input_ids": self.input_ids,
-            "buffers.positions": self.positions,
-            "buffers.out_cache_loc": self.out_cache_loc,
-            "buffers.req_pool_indices": self.req_pool_indices,
-            "buffers.seq_lens": self.seq_lens,
-        }
 
 
 def _layout(max_bs: int, seq_len_fill_value: int) -> tuple[dict[str, _Field], int]:

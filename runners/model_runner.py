@@ -271,13 +271,13 @@ class ModelRunner:
         last = torch.tensor(batch.extend_seq_lens_cpu).cumsum(0) - 1
         return last.to(self.device, non_blocking=True)
 
-    def captured_tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors of the cache whose addresses a captured graph holds, by name.
+    def captured_tensors(self) -> list[torch.Tensor]:
+        """The tensors of the cache that a captured graph reads or writes.
 
-        The model's own view of the cache is among them: a second runner on the same model rebinds it.
+        The first is the model's own view of the cache: a second runner on the same model rebinds it.
         """
         bound: torch.Tensor = self.loaded.attention_modules[0].k_cache  # type: ignore[assignment]
-        return {"model.k_cache.0": bound, **self.kv.captured_tensors()}
+        return [bound, self.kv.page_table, *self.kv.k_cache, *self.kv.v_cache]
 
     def close(self) -> None:
         """Free the graphs, the KV pool and the static inputs. The model stays loaded."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from runners.cuda_graph_runner import freeze_gc, is_capture_mode, model_capture_mode
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +50,20 @@ def test_freeze_gc_disables_and_freezes_inside_and_restores_after() -> None:
         assert gc.get_freeze_count() > 0
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+
+
+def test_objects_that_the_interpreter_froze_at_its_start_are_not_the_caller_s() -> None:
+    program = (
+        "import gc\n"
+        "from runners.capture_mode import freeze_gc\n"
+        "with freeze_gc():\n"
+        "    print(gc.get_freeze_count() > 3000)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+
+    assert done.stdout == "True\n"
 
 
 def test_freeze_gc_restores_after_an_exception() -> None:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 
 from runners.batches import decode_batch, extend_batch
 from runners.forward_batch import ForwardBatch
@@ -31,11 +32,15 @@ CONFIG: dict[str, object] = {
 }
 
 
+def tiny_model(device: str = "cpu") -> LoadedModel:
+    """Two layers, grouped-query attention, float32, random weights; loaded once a device."""
+    return _load(device if torch.cuda.is_available() else "cpu")
+
+
 @cache
-def tiny_model() -> LoadedModel:
-    """Two layers, grouped-query attention, float32, random weights."""
+def _load(device: str) -> LoadedModel:
     spec = ModelSpec(source="random", dtype="float32", seed=1, max_seq_len=MAX_SEQ_LEN, config=CONFIG)
-    return load_model(spec, "cpu")
+    return load_model(spec, device)
 
 
 @contextmanager
@@ -60,7 +65,7 @@ def tiny_config(**overrides: Any) -> RunnerConfig:
 
 
 def tiny_runner(**overrides: Any) -> ModelRunner:
-    return ModelRunner(tiny_model(), tiny_config(**overrides))
+    return ModelRunner(tiny_model(overrides.get("device", "cpu")), tiny_config(**overrides))
 
 
 class Requests:
