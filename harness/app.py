@@ -71,11 +71,21 @@ def run_app(argv: Sequence[str]) -> int:
             task.report()
             return INTERRUPTED
         except Exception as error:
-            explained = explain(error, args.overrides)
+            explained = _explained(error, args.overrides, task)
             if explained is None:
                 raise
             raise explained from error
     return task.report()
+
+
+def _explained(error: Exception, overrides: Sequence[str], task: Task) -> ConfigError | None:
+    """Return what Hydra raised as a ConfigError; None once a job has started, for then it is a bug."""
+    explained = explain(error, overrides)
+    if explained is not None or task.table is not None or task.status is not None:
+        return explained
+    return ConfigError(
+        "command line", " ".join(overrides), f"does not compose ({type(error).__name__}: {error})"
+    )
 
 
 def _read_arguments(args: argparse.Namespace) -> None:

@@ -37,6 +37,10 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> ConfigError | No
         return ConfigError(told.field, told.value or _blamed_value(told.field, overrides), told.remedy)
     if isinstance(error, HydraException):
         return _explain_composition(error, overrides)
+    if isinstance(error, ValueError) and str(error).startswith("Config group override"):
+        return ConfigError(
+            "override", " ".join(overrides), "a group takes the name of one choice: group=choice"
+        )
     return None
 
 
@@ -106,6 +110,9 @@ def _explain_composition(error: HydraException, overrides: Sequence[str]) -> Con
         return _for_override(
             _blamed(text, overrides), "this key takes one value; to run one job for each, add -m"
         )
+    if text.startswith("Could not append to config"):
+        override = _blamed(text, overrides)
+        return _for_override(override.lstrip("+"), f"this key is there already: write {override.lstrip('+')}")
     merging = re.match(r"Error merging override (?P<override>.*)", text)
     missing = _NO_OVERRIDE.match(text)
     if missing:

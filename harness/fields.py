@@ -100,11 +100,21 @@ def check_fields(section: Any, prefix: str = "") -> None:
         elif "choices" in field.metadata:
             _check_choice(key, value, field.metadata["choices"])
         elif isinstance(value, list):
-            for item in value:
-                if "ge" in field.metadata:
-                    _check_bounds(key, item, value, field.metadata)
+            _check_list(key, value, field.metadata)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             _check_bounds(key, value, value, field.metadata)
+
+
+def _check_list(key: str, value: list[Any], bounds: Any) -> None:
+    holds_numbers = "ge" in bounds
+    for item in value:
+        # OmegaConf lets a mapping into a list of anything.
+        if not isinstance(item, int if holds_numbers else str):
+            raise ConfigError(
+                key, value, f"give a list such as {key}=[{'1,2,4' if holds_numbers else 'a,b'}]"
+            )
+        if holds_numbers:
+            _check_bounds(key, item, value, bounds)
 
 
 def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:

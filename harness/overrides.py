@@ -44,11 +44,12 @@ def read_overrides(overrides: Sequence[str], multirun: bool) -> list[str]:
 
 
 def _check_group(key: str, value: object) -> None:
-    """Refuse a number where a group's choice stands (Hydra's own message does not name it)."""
+    """Refuse what is no word where a group's choice stands (Hydra's own message does not name it)."""
     if isinstance(value, str):
         refuse_hydra_group(key, value)
     choices = group_choices(key)
-    if choices and isinstance(value, bool | int | float):
+    words = value if isinstance(value, list) else [value]
+    if choices and any(isinstance(word, bool | int | float | list) for word in words):
         raise ConfigError(key, value, f"choose one of {', '.join(choices)}")
 
 
@@ -89,7 +90,7 @@ def _read_list(override: Override, text: str, multirun: bool) -> str:
     if override.is_sweep_override():
         return _read_swept_list(override, text, raw, multirun)
     value = override.value()
-    if isinstance(value, list) or value is None or raw.startswith("${"):
+    if isinstance(value, list | dict) or value is None or raw.startswith("${"):
         return text
     return f"{key}=[{raw}]"
 
