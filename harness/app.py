@@ -83,8 +83,9 @@ def _explained(error: Exception, overrides: Sequence[str], task: Task) -> Config
     explained = explain(error, overrides)
     if explained is not None or task.table is not None or task.status is not None:
         return explained
+    reason = next(iter(str(error).splitlines()), "no reason given")
     return ConfigError(
-        "command line", " ".join(overrides), f"does not compose ({type(error).__name__}: {error})"
+        "command line", " ".join(overrides), f"does not compose ({type(error).__name__}: {reason})"
     )
 
 

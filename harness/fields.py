@@ -114,7 +114,7 @@ def _check_list(key: str, value: list[Any], bounds: Any) -> None:
                 key, value, f"give a list such as {key}=[{'1,2,4' if holds_numbers else 'a,b'}]"
             )
         if holds_numbers:
-            _check_bounds(key, item, value, bounds)
+            _check_bounds(key, int(item), value, bounds)
 
 
 def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
