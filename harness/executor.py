@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.batches import decode_batch, extend_batch
 from harness.device import Telemetry
 from harness.scheduler_loop import StepResult
+from runners.batches import decode_batch, extend_batch
 from runners.errors import OutOfPagesError
 from runners.stopwatch import create_stopwatch
 from runners.token_reader import PendingTokens, TokenReader

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from harness.batches import decode_batch, extend_batch
 from harness.errors import ConfigError
+from runners.batches import decode_batch, extend_batch
 
 if TYPE_CHECKING:
     from runners.forward_batch import ForwardBatch

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.batches import extend_batch
 from harness.device import Telemetry, synchronize
 from harness.memory import kv_bytes_per_token
 from harness.probe import ProbeRequests
 from harness.step_timer import StepTimer, StepTiming
 from harness.stopping import StoppingRule, WarmUp
+from runners.batches import extend_batch
 from runners.padding import StepPlan
 
 if TYPE_CHECKING:

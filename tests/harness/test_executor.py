@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from harness.batches import extend_batch
 from harness.clock import FixedClock
 from harness.executor import ModelExecutor
 from harness.scheduler import SchedulerLimits, SchedulerPolicy
 from harness.scheduler_loop import run_loop
 from harness.workload.base import Workload
+from runners.batches import extend_batch
 from runners.model_runner import ModelRunner
 from tests.harness.tiny import tiny_runner
 

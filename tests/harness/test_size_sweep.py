@@ -111,7 +111,14 @@ def test_the_sweep_gives_all_pages_back(runner: ModelRunner) -> None:
 
 def test_prefill_chunks_are_timed_by_tokens(runner: ModelRunner) -> None:
     rows: list[dict[str, Any]] = []
-    sweep_prefill(runner, tiny_config({"measure.prefill_tokens": [8, 32]}).measure, 0, rows.append)
+    sweep_prefill(
+        runner,
+        tiny_config(
+            {"measure.prefill_tokens": [8, 32], "measure.timeout_s": 10.0, "measure.max_noise": 50.0}
+        ).measure,
+        0,
+        rows.append,
+    )
     assert [row["num_tokens"] for row in rows] == [8, 32]
     assert all(row["num_samples"] >= 8 for row in rows)
 
