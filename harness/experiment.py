@@ -234,10 +234,12 @@ class Experiment:
 def _status_of(error: BaseException) -> Status:
     """Return the status that an exception stands for; anything unforeseen is `failed`."""
     from runners.errors import CaptureOutOfMemoryError, UnsupportedModelError
+    from runners.models.sources import ModelSourceError
 
     kinds: tuple[tuple[type[BaseException], Status], ...] = (
         (ConfigError, Status.INVALID_CONFIG),
         (UnsupportedModelError, Status.INVALID_CONFIG),
+        (ModelSourceError, Status.INVALID_CONFIG),
         (CaptureOutOfMemoryError, Status.CAPTURE_OOM),
         (ParityFailedError, Status.PARITY_FAILED),
         (JobTimeoutError, Status.TIMEOUT),

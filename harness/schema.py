@@ -174,7 +174,7 @@ class MeasureConfig:
     context_lens: list[int] = numbers(128)
     """KV tokens of each request in the size sweep."""
     prefill_tokens: list[int] = numbers()
-    """Sizes of the prefill chunks to time; empty: none."""
+    """Sizes of the prefill chunks to time; empty: chosen from `runner.prefill_chunk_tokens`."""
     min_samples: int = number(20, ge=2)
     """Samples a point at least."""
     min_time_s: float = number(0.0, ge=0)

@@ -214,7 +214,7 @@ def sweep_prefill(
 ) -> None:
     """Measure one prefill chunk of each size in `measure.prefill_tokens`, from an empty cache."""
     generator = np.random.default_rng(seed)
-    for num_tokens in config.prefill_tokens:
+    for num_tokens in config.prefill_tokens or prefill_sizes(runner):
         row = runner.kv.add_request()
         try:
             if not runner.kv.extend(row, num_tokens):
@@ -232,6 +232,12 @@ def sweep_prefill(
                 "num_samples": len(samples),
             }
         )
+
+
+def prefill_sizes(runner: ModelRunner) -> list[int]:
+    """Return the chunk sizes to time: powers of four from 16, and the largest chunk that a prompt can fill."""
+    largest = min(runner.config.prefill_chunk_tokens, runner.config.max_seq_len)
+    return sorted({*(size for size in (16, 64, 256, 1024, 4096) if size < largest), largest})
 
 
 def _time_prefill(runner: ModelRunner, batch: ForwardBatch, config: MeasureConfig) -> list[float]:
