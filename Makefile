@@ -3,6 +3,7 @@
 #   make run ARGS="capture=all padding=nearest"     the main job, with overrides
 #   make test ARGS="-k padding"                     the tests, with pytest's options
 #   make run PYTHON=python3.12                      another Python to set up with
+#   make smollm2                                    the weights of model=smollm2_135m, once (89 MiB)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,11 +16,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint doctor clean
+.PHONY: help run test smollm2 lint doctor clean
 
 help:
 	@echo "make run     set up, then run the main job      (ARGS=\"key=value ...\")"
 	@echo "make test    set up, then run the tests         (ARGS=\"-k name\")"
+	@echo "make smollm2 set up, then fetch the weights of model=smollm2_135m into ~/.cache (once)"
 	@echo "make lint    set up, then ruff and mypy"
 	@echo "make doctor  set up, then say what this machine can run"
 	@echo "make clean   remove $(VENV)"
@@ -30,7 +32,11 @@ run: $(STAMP)
 	$(BIN)/python -m harness $(ARGS)
 
 test: $(STAMP)
+	@$(BIN)/python -m harness.fetch || echo "the tests of real weights will be skipped"
 	$(BIN)/python -m pytest $(ARGS)
+
+smollm2: $(STAMP)
+	$(BIN)/python -m harness.fetch smollm2_135m
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

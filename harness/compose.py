@@ -35,10 +35,13 @@ def group_choices(group: str) -> list[str]:
 
 
 def register_resolvers() -> None:
-    """Register `${unique:}`, the part of a folder's name that no other start has."""
+    """Register `${unique:}`, the part of a folder's name that no other start has, and `${cached_model:NAME}`."""
     from omegaconf import OmegaConf
 
+    from harness.model_cache import cached_model
+
     OmegaConf.register_new_resolver("unique", lambda: secrets.token_hex(4), use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("cached_model", lambda name: str(cached_model(name)), replace=True)
 
 
 def compose(overrides: Sequence[str] = ()) -> str:

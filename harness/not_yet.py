@@ -13,11 +13,6 @@ if TYPE_CHECKING:
 #: (field, is the choice made?, what to write instead)
 _CONFIG: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
     (
-        "model.source",
-        lambda c: c.model.source == "gguf",
-        "convert the file to safetensors, or model.source=random",
-    ),
-    (
         "model.implementation",
         lambda c: c.model.implementation == "fused",
         "write model.implementation=transformers",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import ConfigError
+from harness.model_cache import missing_model
 
 if TYPE_CHECKING:
     from harness.lengths import LengthSpec
@@ -72,15 +74,34 @@ def check_model(config: Config) -> None:
         limit = model.config.get("max_position_embeddings")
         if isinstance(limit, int) and model.max_seq_len > limit:
             raise ConfigError(
+    if model.source == "gguf":
+        _check_gguf(model.path)
+        return
                 "model.max_seq_len", model.max_seq_len, f"must be at most max_position_embeddings={limit}"
             )
         return
     if model.path is None:
-        raise ConfigError("model.path", None, f"model.source={model.source} needs a hub id or a folder here")
+        raise ConfigError("model.path", None, "model.source=pretrained needs a hub id or a folder here")
+    not_fetched = missing_model(model.path)
+    if not_fetched is not None:
+        raise ConfigError("model.path", model.path, not_fetched)
     is_local = model.path.startswith(("/", "./", "../", "~")) or model.path.count("/") != 1
     if is_local and not Path(model.path).expanduser().exists():
         raise ConfigError(
             "model.path", model.path, "no such folder: correct the path, or give a hub id owner/name"
+def _check_gguf(path: str | None) -> None:
+    if path is None or not path.endswith(".gguf") or not Path(path).expanduser().is_file():
+        problem = "no such file" if path and path.endswith(".gguf") else "model.source=gguf needs a file"
+        raise ConfigError("model.path", path, f"{problem}: give the path of one .gguf file")
+    missing = [package for package in ("gguf", "accelerate") if find_spec(package) is None]
+    if missing:
+        raise ConfigError(
+            "model.source",
+            "gguf",
+            f"the package {missing[0]} is not installed: pip install 'cudagraph-harness[gguf]'",
+        )
+
+
         )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -239,7 +240,7 @@ def _pretrained_model(checkpoint: Checkpoint, hf_config: Any, dtype: torch.dtype
     if checkpoint.gguf_file:
         arguments["quantization_config"] = GgufConfig(dequantize=True)
     try:
-        with _without_progress_bars():
+        with without_progress_bars():
             model, info = auto_model.from_pretrained(
                 checkpoint.location,
                 config=hf_config,
@@ -275,14 +276,17 @@ def _refuse_missing_weights(info: dict[str, Any], location: str) -> None:
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
+    """Keep transformers' own progress bars off the terminal."""
     from transformers.utils import logging as transformers_logging
 
     logging: Any = transformers_logging
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        # The bar of its GGUF reader is tqdm's own, which that switch does not reach.
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         if was_enabled:
             logging.enable_progress_bar()

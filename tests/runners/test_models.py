@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import huggingface_hub.constants
 import pytest
 import torch
@@ -17,6 +16,7 @@ from runners.errors import UnsupportedModelError
 from runners.models.families import REFUSED, SUPPORTED, check_family
 from runners.models.loader import LOAD_STAGES, LoadedModel, ModelSpec, check_model, load_model
 from runners.models.sources import ModelSourceError
+from tests.runners.gguf_file import write_gguf
 from tests.runners.tiny_models import MAX_SEQ_LEN, tiny_config, tiny_model, tiny_spec
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -334,32 +334,7 @@ def test_a_cached_repository_of_pickles_is_refused(hub_cache: Path, saved: Path)
 # --- GGUF --------------------------------------------------------------------------------------
 
 
-def write_gguf(path: Path, loaded: LoadedModel) -> None:
-    """Write a tiny Qwen3 as GGUF in float32, which a load gives back exactly."""
-    config = loaded.hf_config
-    writer = gguf.GGUFWriter(path, "qwen3")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
-    for name, tensor in weights(loaded).items():
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def test_a_gguf_file_loads_to_the_weights_it_holds(tmp_path: Path) -> None:
-    # transformers reads no head size from a Qwen3 GGUF: it takes that of the published models.
     original = tiny_model(seed=9, head_dim=128)
     path = tmp_path / "tiny.gguf"
     write_gguf(path, original)
