@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness.workload.base import Workload
     from runners.capture import CaptureRecord
     from runners.model_runner import ModelRunner, RunnerConfig
-    from runners.models.loader import LoadedModel
+    from runners.models.loader import LoadedModel, ModelSpec
 
 
 class ParityFailedError(Exception):
@@ -67,6 +67,7 @@ class Experiment:
         self.progress = progress
         self.workload: Workload | None = None
         self.device: torch.device
+        self.model_spec: ModelSpec
         self.loaded: LoadedModel
         self.settings: RunnerConfig
         self.runner: ModelRunner
@@ -95,13 +96,15 @@ class Experiment:
         from harness.build import model_spec
         from harness.device import describe_environment, resolve_device
         from harness.workload.source import load_workload
-        from runners.models.loader import check_model
+        from runners.models.loader import pin_model
 
         self.device = resolve_device(self.config.device)
-        check_model(model_spec(self.config))
+        self.model_spec = pin_model(model_spec(self.config))
         environment = describe_environment(self.device)
         self.record.update(environment=environment)
-        self.record.update(config_hash=config_hash(self.config, environment))
+        self.record.update(
+            config_hash=config_hash(self.config, environment, hub_commit=self.model_spec.revision)
+        )
         if self.config.workload.enabled:
             self.workload = load_workload(self.config)
             self.record.update(workload={"statistics": asdict(self.workload.statistics())})
@@ -109,12 +112,12 @@ class Experiment:
 
     def build(self) -> None:
         """Load the model, and see that the cache will fit beside it."""
-        from harness.build import describe_model, model_spec, runner_config
+        from harness.build import describe_model, runner_config
         from harness.memory import plan_memory
         from runners.models.loader import load_model
 
         with self.progress.task(LOAD):
-            self.loaded = load_model(model_spec(self.config), self.device)
+            self.loaded = load_model(self.model_spec, self.device)
         self.settings = runner_config(self.config, self.device)
         budget = plan_memory(self.loaded, self.settings, self.device)
         self.record.update(

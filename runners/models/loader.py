@@ -99,6 +99,15 @@ def check_model(spec: ModelSpec) -> Any:
     return _check(spec)[0]
 
 
+def pin_model(spec: ModelSpec) -> ModelSpec:
+    """Check as `check_model` does; return `spec` with the revision of a hub id resolved to its commit.
+
+    What is loaded, hashed and recorded from there on is that commit, whatever is pushed meanwhile.
+    """
+    _, checkpoint = _check(spec)
+    return spec if checkpoint is None else replace(spec, revision=checkpoint.revision)
+
+
 def load_model(spec: ModelSpec, device: torch.device | str, progress: Progress | None = None) -> LoadedModel:
     """Check and load the model of `spec` onto `device`; raises as `check_model` does."""
     device = torch.device(device)
