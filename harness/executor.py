@@ -156,6 +156,7 @@ class ModelExecutor:
             host_exposed_us=outcome.host_prepare_us,
             replay_ms=self._stopwatch.elapsed_ms(),
             throttled=self._throttled,
+            sizes=outcome.sizes if outcome.num_graphs else (),
         )
 
     def look_at_clocks(self) -> None:

@@ -204,21 +204,43 @@ class Experiment:
 
     def workload_replay(self) -> None:
         """Let the requests arrive and the scheduler serve them; a row per step and per request."""
-        from harness.workload_replay import replay_workload
+        from harness.workload_replay import differing_columns, replay_workload
 
         if self.workload is None:
             return
+        statistics = self._forecast(self.workload)
         with self.progress.task(WORKLOAD, total=len(self.workload)) as task:
-            tally, summary = replay_workload(
+            tally, latencies = replay_workload(
                 self.runner, self.workload, self.config, self.record, task.advance
             )
         self.record.finish("steps")
         self.record.finish("requests")
-        statistics = asdict(self.workload.statistics())
         self.record.update(
-            workload={"statistics": statistics, "clock": self.config.workload.clock, **tally.as_dict()}
+            workload={
+                "statistics": statistics,
+                "clock": self.config.workload.clock,
+                "differs_between_runs": differing_columns(self.config.workload),
+                "ramp_end_ms": latencies.ramp_end_ms,
+                "drain_start_ms": latencies.drain_start_ms,
+                **tally.as_dict(),
+            }
         )
+        summary = {"clock": self.config.workload.clock, **latencies.bench_serve()}
         self.record.write_bench_serve(summary, self.runner.graph_backend)
+
+    def _forecast(self, workload: Workload) -> dict[str, Any]:
+        """Say what batch to expect, and what can be relied on, before the first request is sent."""
+        from harness.forecast import forecast_batches, lock_in
+        from harness.workload_replay import describe_clock, use_costs_of_clock
+
+        unsteady = use_costs_of_clock(self.runner, self.config)
+        stable = forecast_batches(self.runner, workload, self.config, self.record.job_dir)
+        statistics = workload.statistics(stable)
+        self.record.update(workload={"statistics": asdict(statistics)})
+        self.progress.note("workload", [*statistics.expectation(), describe_clock(self.config.workload)])
+        for warning in filter(None, (unsteady, lock_in(stable, self.runner))):
+            self.record.warn(warning)
+        return asdict(statistics)
 
     def _conclude(self, status: Status, error: BaseException | None) -> Status:
         """Close the record, then publish it: a W&B failure costs no result."""

@@ -11,7 +11,6 @@ from harness.errors import ConfigError
 from harness.model_cache import missing_model
 
 if TYPE_CHECKING:
-    from harness.lengths import LengthSpec
     from harness.schema import Config
 
 
@@ -25,8 +24,6 @@ def check_rules(config: Config) -> None:
     check_compile(config)
     check_timed_phases(config)
     check_batches(config)
-    check_workload(config)
-    check_clock(config)
 
 
 def check_device(config: Config) -> None:
@@ -74,11 +71,11 @@ def check_model(config: Config) -> None:
         limit = model.config.get("max_position_embeddings")
         if isinstance(limit, int) and model.max_seq_len > limit:
             raise ConfigError(
-    if model.source == "gguf":
-        _check_gguf(model.path)
-        return
                 "model.max_seq_len", model.max_seq_len, f"must be at most max_position_embeddings={limit}"
             )
+        return
+    if model.source == "gguf":
+        _check_gguf(model.path)
         return
     if model.path is None:
         raise ConfigError("model.path", None, "model.source=pretrained needs a hub id or a folder here")
@@ -89,6 +86,9 @@ def check_model(config: Config) -> None:
     if is_local and not Path(model.path).expanduser().exists():
         raise ConfigError(
             "model.path", model.path, "no such folder: correct the path, or give a hub id owner/name"
+        )
+
+
 def _check_gguf(path: str | None) -> None:
     if path is None or not path.endswith(".gguf") or not Path(path).expanduser().is_file():
         problem = "no such file" if path and path.endswith(".gguf") else "model.source=gguf needs a file"
@@ -180,10 +180,11 @@ def check_padding(config: Config) -> None:
                 "write capture=all, runner.on_miss=eager or padding=nearest",
             )
     if padding.costs_path is not None:
-        _check_costs("padding.costs_path", padding.costs_path)
+        check_costs("padding.costs_path", padding.costs_path)
 
 
-def _check_costs(field: str, path: str) -> None:
+def check_costs(field: str, path: str) -> None:
+    """The `sizes.csv` at `path` can be read."""
     from runners.padding import StepCosts
 
     try:
@@ -223,86 +224,21 @@ def check_timed_phases(config: Config) -> None:
 def check_batches(config: Config) -> None:
     """Batches and lengths to measure lie within what the runner is built for."""
     largest, longest = config.runner.max_batch_size, config.model.max_seq_len
-    _check_within("measure.batch_sizes", config.measure.batch_sizes, "runner.max_batch_size", largest)
-    _check_within("parity.batch_sizes", config.parity.batch_sizes, "runner.max_batch_size", largest)
+    check_within("measure.batch_sizes", config.measure.batch_sizes, "runner.max_batch_size", largest)
+    check_within("parity.batch_sizes", config.parity.batch_sizes, "runner.max_batch_size", largest)
     if not config.measure.enabled:
         return
     if not config.measure.context_lens:
         raise ConfigError(
             "measure.context_lens", [], "give at least one length, such as [128], or add measure=none"
         )
-    _check_within("measure.context_lens", config.measure.context_lens, "model.max_seq_len", longest)
-    _check_within("measure.prefill_tokens", config.measure.prefill_tokens, "model.max_seq_len", longest)
+    check_within("measure.context_lens", config.measure.context_lens, "model.max_seq_len", longest)
+    check_within("measure.prefill_tokens", config.measure.prefill_tokens, "model.max_seq_len", longest)
 
 
-def _check_within(field: str, values: list[int], limit_field: str, limit: int) -> None:
+def check_within(field: str, values: list[int], limit_field: str, limit: int) -> None:
+    """No value is over the limit of another field."""
     if values and max(values) > limit:
         raise ConfigError(
             field, values, f"{max(values)} is over {limit_field}={limit}: remove it or raise that"
         )
-
-
-def check_workload(config: Config) -> None:
-    """The workload has what its kind needs."""
-    workload = config.workload
-    if not workload.enabled:
-        return
-    if workload.kind in ("trace", "lengths"):
-        if workload.path is None:
-            raise ConfigError(
-                "workload.path", None, f"workload={workload.kind} needs a file: add workload.path=FILE"
-            )
-    elif workload.max_requests is None and (workload.duration_s is None or workload.kind == "steady"):
-        raise ConfigError(
-            "workload.max_requests", None, f"workload={workload.kind} needs a number of requests"
-        )
-    if workload.kind == "trace":
-        _check_trace(config)
-    if workload.kind == "steady" and workload.batch_size is not None:
-        _check_within(
-            "workload.batch_size",
-            [workload.batch_size],
-            "runner.max_batch_size",
-            config.runner.max_batch_size,
-        )
-    if workload.kind in ("steady", "synthetic") and workload.over_length == "error":
-        _check_shortest(config)
-
-
-def _check_trace(config: Config) -> None:
-    import dataclasses
-
-    from harness.workload.traces import check_trace
-
-    workload = config.workload
-    check_trace(workload.path or "", workload.format, dataclasses.asdict(workload.columns))
-
-
-def _check_shortest(config: Config) -> None:
-    shortest = _shortest(config.workload.prompt_len) + _shortest(config.workload.output_len)
-    if shortest > config.model.max_seq_len:
-        raise ConfigError(
-            "workload.over_length",
-            "error",
-            f"every request has at least {shortest} tokens and model.max_seq_len={config.model.max_seq_len}: raise that, "
-            "shorten workload.prompt_len or workload.output_len, or write clip or skip",
-        )
-
-
-def _shortest(spec: LengthSpec) -> int:
-    return max(spec.min, round(spec.mean)) if spec.distribution == "fixed" and spec.mean else spec.min
-
-
-def check_clock(config: Config) -> None:
-    """A clock that does not measure has its times."""
-    workload = config.workload
-    if not workload.enabled:
-        return
-    if workload.clock == "fixed" and workload.fixed_step_ms is None:
-        raise ConfigError("workload.fixed_step_ms", None, "workload.clock=fixed needs the ms of a step")
-    if workload.clock == "costs":
-        if workload.costs_path is None:
-            raise ConfigError(
-                "workload.costs_path", None, "workload.clock=costs needs the sizes.csv of a run"
-            )
-        _check_costs("workload.costs_path", workload.costs_path)

@@ -38,6 +38,8 @@ class StepResult:
     host_exposed_us: float | None = None
     replay_ms: float | None = None
     throttled: bool | None = None
+    #: Rows of each part of a step that ran graphs, padding included; empty for other steps.
+    sizes: tuple[int, ...] = ()
 
 
 class StepHandle(Protocol):
@@ -70,7 +72,11 @@ class Executor(Protocol):
 
 
 class StepRow(TypedDict):
-    """A row of steps.parquet. `clock_ms` is the time at which the step's tokens could be read."""
+    """A row of steps.parquet. `clock_ms` is the time at which the step's tokens could be read.
+
+    A clock that does not measure leaves nothing measured in a row, so that two replays give equal files:
+    `step_ms` is what the clock charged, and the other times and `throttled` are None.
+    """
 
     step: int
     clock_ms: float
@@ -261,7 +267,7 @@ class _ReplayLoop:
                     gaps_ms.append(now_ms - sent.last_token_ms)
                 sent.last_token_ms = now_ms
         self._latencies.add_tokens(now_ms, num_tokens, gaps_ms)
-        self._step_rows.append(_step_row(step, result, now_ms))
+        self._step_rows.append(_step_row(step, result, self._clock))
         for request_id in finished:
             self._answer(self._sent.pop(request_id), now_ms)
 
@@ -284,10 +290,11 @@ class _ReplayLoop:
         self._request_rows.clear()
 
 
-def _step_row(step: ScheduledStep, result: StepResult, now_ms: float) -> StepRow:
+def _step_row(step: ScheduledStep, result: StepResult, clock: Clock) -> StepRow:
+    is_measured = clock.is_measured
     return {
         "step": step.index,
-        "clock_ms": now_ms,
+        "clock_ms": clock.now_ms,
         "phase": step.phase,
         "mode": result.mode,
         "reason": result.reason,
@@ -296,11 +303,11 @@ def _step_row(step: ScheduledStep, result: StepResult, now_ms: float) -> StepRow
         "num_graphs": result.num_graphs,
         "num_tokens": step.num_tokens,
         "num_kv_tokens": step.num_kv_tokens,
-        "host_prepare_us": result.host_prepare_us,
-        "host_exposed_us": result.host_exposed_us,
-        "replay_ms": result.replay_ms,
-        "step_ms": result.step_ms,
-        "throttled": result.throttled,
+        "host_prepare_us": result.host_prepare_us if is_measured else None,
+        "host_exposed_us": result.host_exposed_us if is_measured else None,
+        "replay_ms": result.replay_ms if is_measured else None,
+        "step_ms": result.step_ms if is_measured else clock.step_ms,
+        "throttled": result.throttled if is_measured else None,
     }
 
 

@@ -132,21 +132,29 @@ class WorkloadConfig:
     batch_size: int | None = number(None, ge=1)
     """Running requests of `steady`; null: `runner.max_batch_size`."""
     path: str | None = None
-    """The trace or histogram file."""
+    """The trace, or the histogram of `lengths`; null: the shipped histogram."""
     format: str = one_of("azure", "azure", "mooncake", "burstgpt", "qwen_bailian", "timed_trace", "csv")
     """The trace's published format."""
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     """Column names of `format=csv`."""
+    sec_multiplier: float = number(1.0, gt=0)
+    """Seconds of one unit of time of `format=timed_trace`, as in vLLM."""
     max_requests: int | None = number(None, ge=1)
     """Requests to take or to make; null: all of a trace (bounded by `duration_s` otherwise)."""
     duration_s: float | None = number(None, gt=0)
     """Arrivals after this time, on the virtual clock, are left out."""
     arrival: str = one_of("poisson", "constant", "poisson", "gamma")
     """Arrival process of `synthetic` and `lengths`."""
-    request_rate: float = number(16.0, gt=0, infinite=True)
-    """Requests a second; `inf`: all at once."""
+    request_rate: float | None = number(None, gt=0, infinite=True)
+    """Requests a second; `inf`: all at once. Null: 16, and for a trace its own rate."""
+    start_rate: float = number(1.0, gt=0)
+    """Requests a second at the start of a `ramp`, which ends at `request_rate`."""
     burstiness: float = number(1.0, gt=0)
     """Shape of gamma arrivals, as in vLLM: 1 is Poisson, less is burstier."""
+    burst_size: int = number(0, ge=0)
+    """Of the requests of `synthetic` and `lengths`, how many arrive together, `burst_at_s` after the start."""
+    burst_at_s: float = number(0.0, ge=0)
+    """When the burst arrives; 0 starts the replay with a warm batch."""
     rate_scale: float = number(1.0, gt=0)
     """Speeds a trace's arrivals up by this factor."""
     max_concurrency: int | None = number(None, ge=1)
@@ -158,11 +166,13 @@ class WorkloadConfig:
     over_length: str = one_of("clip", "clip", "skip", "error")
     """What happens to a request longer than `model.max_seq_len`; counted."""
     clock: str = one_of("measured", "measured", "fixed", "costs")
-    """`measured` advances by each step's time; `fixed` and `costs` make the batches reproducible."""
+    """`measured` advances by each step's time; `fixed` and `costs` give equal files in every run."""
     fixed_step_ms: float | None = number(None, gt=0)
     """Time of a step under `clock=fixed`."""
+    fixed_eager_step_ms: float | None = number(None, gt=0)
+    """Time of an eager decode step under `clock=fixed`; null: `fixed_step_ms`."""
     costs_path: str | None = None
-    """A `sizes.csv` whose times drive `clock=costs`."""
+    """A `sizes.csv`, with the `prefill.csv` beside it, whose times drive `clock=costs`."""
 
 
 @dataclass
@@ -315,8 +325,11 @@ def check(config: Config) -> None:
     """
     from harness.not_yet import refuse_not_yet
     from harness.rules import check_device, check_rules
+    from harness.workload_rules import check_workload
 
     check_fields(config)
     check_device(config)  # First: "needs CUDA" tells more than "not yet available".
     refuse_not_yet(config)
     check_rules(config)
+    if config.workload.enabled:
+        check_workload(config)

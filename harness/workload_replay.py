@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.build import scheduler_limits
-from harness.clock import Clock, CostClock, FixedClock, MeasuredClock
-from harness.cost_clock import load_step_cost
+from harness.clock import Clock, CostClock, MeasuredClock
+from harness.errors import ConfigError
 from harness.executor import ModelExecutor
+from harness.forecast import clock_times
+from harness.record import STREAMS
 from harness.scheduler import SchedulerPolicy
 from harness.scheduler_loop import RequestRow, StepRow, run_loop
+from runners.padding import StepCosts
 
 if TYPE_CHECKING:
+    from harness.latencies import LatencySummary
     from harness.record import JobRecord
     from harness.schema import Config, WorkloadConfig
     from harness.workload.base import Workload
@@ -22,6 +26,11 @@ if TYPE_CHECKING:
 
 #: Rows that are written at once: recording costs no step anything, but it does cost time.
 _ROWS_PER_WRITE = 512
+
+#: What no clock changes; under `measured` all other columns differ from run to run.
+_SAME_COLUMNS = {"step", "request_id", "arrival_s", "prompt_len", "output_len", "status"}
+#: Strategies that choose by measured costs.
+_BY_COSTS = ("cheapest", "split")
 
 
 @dataclass
@@ -35,6 +44,7 @@ class ReplayTally:
     num_preemptions: int = 0
     mode_steps: Counter[str] = field(default_factory=Counter)
     reason_steps: Counter[str] = field(default_factory=Counter)
+    mode_rows: Counter[str] = field(default_factory=Counter)
     batch_size_steps: Counter[int] = field(default_factory=Counter)
 
     def add(self, row: StepRow) -> None:
@@ -45,6 +55,7 @@ class ReplayTally:
         self.num_rows += row["batch_size"]
         self.num_padded_rows += row["padded_batch_size"]
         self.mode_steps[row["mode"]] += 1
+        self.mode_rows[row["mode"]] += row["batch_size"]
         self.batch_size_steps[row["batch_size"]] += 1
         if row["reason"]:
             self.reason_steps[row["reason"]] += 1
@@ -57,6 +68,9 @@ class ReplayTally:
             "num_decode_steps": steps,
             "num_preemptions": self.num_preemptions,
             "mode_shares": {mode: count / steps for mode, count in sorted(self.mode_steps.items())},
+            "mode_mean_batch_size": {
+                mode: self.mode_rows[mode] / count for mode, count in sorted(self.mode_steps.items())
+            },
             "reason_steps": dict(sorted(self.reason_steps.items())),
             "batch_size_steps": {str(size): count for size, count in sorted(self.batch_size_steps.items())},
             "mean_batch_size": self.num_rows / steps if steps else None,
@@ -88,8 +102,8 @@ def replay_workload(
     config: Config,
     record: JobRecord,
     on_answer: Callable[[], object],
-) -> tuple[ReplayTally, dict[str, Any]]:
-    """Serve every request once; return what the steps add up to and the summary in vLLM's keys.
+) -> tuple[ReplayTally, LatencySummary]:
+    """Serve every request once; return what the steps add up to, and the latencies.
 
     Rows of steps and requests are written as they come, also when the replay is cut short.
     """
@@ -107,20 +121,68 @@ def replay_workload(
         on_answer()
 
     try:
-        summary = run_loop(policy, executor, _clock(config.workload), workload, on_step, on_request)
+        latencies = run_loop(policy, executor, _clock(config.workload), workload, on_step, on_request)
     finally:
         executor.close()
         steps.flush()
         requests.flush()
     tally.num_preemptions = policy.num_preemptions
-    return tally, summary.bench_serve()
+    return tally, latencies
 
 
 def _clock(workload: WorkloadConfig) -> Clock:
-    if workload.clock == "fixed":
-        assert workload.fixed_step_ms is not None, "check_clock asks for it"
-        return FixedClock(workload.fixed_step_ms)
+    times = clock_times(workload)
+    return MeasuredClock() if times is None else CostClock(times.cost_ms)
+
+
+def differing_columns(workload: WorkloadConfig) -> dict[str, list[str]]:
+    """Return the columns of the workload's files that another run of the same configuration changes.
+
+    Rows of requests stand in the order of their answers, so they are compared by `request_id`.
+    """
+    if workload.clock != "measured":
+        return {}
+    return {
+        name: [column for column in STREAMS[name].columns if column not in _SAME_COLUMNS]
+        for name in ("steps", "requests")
+    }
+
+
+def describe_clock(workload: WorkloadConfig) -> str:
+    """Say in a line what the clock does to the figures."""
+    if workload.clock == "measured":
+        return "clock: measured; another run has other step times, and so other batches and latencies"
     if workload.clock == "costs":
-        assert workload.costs_path is not None, "check_clock asks for it"
-        return CostClock(load_step_cost(workload.costs_path))
-    return MeasuredClock()
+        return f"clock: the costs in {workload.costs_path}; every run gives the same files"
+    eager_ms = workload.fixed_eager_step_ms
+    eager = "" if eager_ms is None else f", {eager_ms:g} ms an eager decode step"
+    return f"clock: {workload.fixed_step_ms:g} ms a step{eager}; every run gives the same files"
+
+
+def use_costs_of_clock(runner: ModelRunner, config: Config) -> str | None:
+    """Let the strategies that choose by costs believe those that the clock charges.
+
+    Returns a warning if they choose by this run's own measurement, which the next run changes. Raises
+    ConfigError for costs of emulated graphs where real ones run: no latency may be taken for theirs.
+    """
+    graphs, workload = runner.graph_runner, config.workload
+    if graphs is None or workload.clock == "measured":
+        return None
+    costs = StepCosts() if workload.costs_path is None else StepCosts.from_sizes_csv(workload.costs_path)
+    if workload.clock == "costs" and costs.graph_backend == "emulated" != graphs.graph_backend:
+        raise ConfigError(
+            "workload.costs_path",
+            workload.costs_path,
+            "measured on emulated graphs, whose times say nothing of this GPU: give a run on a GPU",
+        )
+    if config.padding.strategy not in _BY_COSTS or config.padding.costs_path is not None:
+        return None
+    if workload.clock == "costs" and costs.graph_backend in (None, graphs.graph_backend):
+        graphs.set_step_costs(costs)
+        return None
+    if not config.measure.enabled:
+        return None
+    return (
+        f"padding.strategy={config.padding.strategy} chooses by this run's own size sweep, so that another run may "
+        f"replay other graphs although workload.clock={workload.clock}: give padding.costs_path"
+    )

@@ -1,8 +1,9 @@
-"""Made traffic: a steady batch, arrival processes by rate and burstiness, and a ramp."""
+"""Made traffic: a steady batch, arrival processes by rate and burstiness, a burst, and a ramp."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,36 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from harness.lengths import LengthSpec
+    from harness.workload.histogram import LengthHistogram
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """When requests arrive.
+
+    As in `vllm bench serve`, `burstiness` is the shape of the gamma distribution of the gaps: 1 is
+    Poisson, less is burstier (the gaps' CV is 1/sqrt(burstiness)), and the drawn gaps are scaled so that
+    their mean rate is exactly the one asked for. Only `process="gamma"` looks at it.
+    """
+
+    #: `constant`, `poisson` or `gamma`.
+    process: str
+    #: Requests a second; inf: all at once.
+    request_rate: float
+    burstiness: float = 1.0
+    #: Of the requests, how many arrive together, `burst_at_s` after the start.
+    burst_size: int = 0
+    burst_at_s: float = 0.0
+
+    def draw(self, num_requests: int, seed: int) -> NDArray[np.float64]:
+        """Return `[num_requests]` times in seconds, sorted. ValueError for an unknown process."""
+        num_spread = num_requests - self.burst_size
+        if math.isinf(self.request_rate):
+            spread = np.zeros(num_spread)
+        else:
+            gaps = _gaps(self.process, num_spread - 1, self.burstiness, _streams(seed)[0])
+            spread = np.concatenate([[0.0], np.cumsum(gaps)])[:num_spread] / self.request_rate
+        return np.sort(np.concatenate([spread, np.full(self.burst_size, self.burst_at_s)]))
 
 
 def steady(
@@ -33,30 +64,28 @@ def steady(
 
 
 def synthetic(
-    arrival: str,
-    request_rate: float,
+    arrivals: Arrivals,
     num_requests: int,
     prompt_len: int | LengthSpec,
     output_len: int | LengthSpec,
     shaping: Shaping,
-    burstiness: float = 1.0,
     seed: int = 0,
 ) -> Workload:
-    """Make `num_requests` requests at `request_rate` a second (inf: all at once).
+    """Make `num_requests` requests whose two lengths are drawn each for itself.
 
-    As in `vllm bench serve`, `burstiness` is the shape of the gamma distribution of the gaps: 1 is
-    Poisson, less is burstier (the gaps' CV is 1/sqrt(burstiness)), and the drawn gaps are scaled so that
-    their mean rate is exactly the one asked for. Only `arrival="gamma"` looks at it. Arrivals and lengths
-    draw from separate streams of `seed`: another length distribution leaves the arrivals as they are.
-    ValueError for an unknown process.
+    Arrivals and lengths draw from separate streams of `seed`: another length distribution leaves the
+    arrivals as they are.
     """
-    if math.isinf(request_rate):
-        arrival_s = np.zeros(num_requests)
-    else:
-        gaps = _gaps(arrival, num_requests - 1, burstiness, _streams(seed)[0])
-        arrival_s = np.concatenate([[0.0], np.cumsum(gaps)]) / request_rate
     prompts, outputs = _lengths(num_requests, prompt_len, output_len, seed)
-    return shape(arrival_s, prompts, outputs, shaping)
+    return shape(arrivals.draw(num_requests, seed), prompts, outputs, shaping)
+
+
+def from_histogram(
+    arrivals: Arrivals, num_requests: int, histogram: LengthHistogram, shaping: Shaping, seed: int = 0
+) -> Workload:
+    """Make `num_requests` requests whose lengths are drawn from `histogram`, prompt and output together."""
+    prompts, outputs = histogram.sample(num_requests, _streams(seed)[1])
+    return shape(arrivals.draw(num_requests, seed), prompts, outputs, shaping)
 
 
 def ramp(
@@ -75,14 +104,14 @@ def ramp(
     return shape(np.concatenate([[0.0], np.cumsum(gaps)]), prompts, outputs, shaping)
 
 
-def _gaps(arrival: str, num_gaps: int, burstiness: float, rng: np.random.Generator) -> NDArray[np.float64]:
+def _gaps(process: str, num_gaps: int, burstiness: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Draw gaps whose mean is exactly 1."""
     shapes = {"constant": None, "poisson": 1.0, "gamma": burstiness}
-    if arrival not in shapes:
-        raise ValueError(f"unknown arrival process {arrival!r}: choose of {', '.join(shapes)}")
-    shape_parameter = shapes[arrival]
-    if shape_parameter is None or not num_gaps:
-        return np.ones(num_gaps)
+    if process not in shapes:
+        raise ValueError(f"unknown arrival process {process!r}: choose of {', '.join(shapes)}")
+    shape_parameter = shapes[process]
+    if shape_parameter is None or num_gaps < 1:
+        return np.ones(max(num_gaps, 0))
     gaps = rng.gamma(shape_parameter, size=num_gaps)
     gaps /= gaps.mean()
     return gaps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,8 +52,8 @@ class Workload:
             int(self.output_len[index]),
         )
 
-    def statistics(self, expected_batch: float | None = None) -> WorkloadStatistics:
-        """Summarise the workload; `expected_batch` comes from the function of that name."""
+    def statistics(self, stable_batches: Sequence[float] = ()) -> WorkloadStatistics:
+        """Summarise the workload; `stable_batches` comes from the function of that name."""
         rate, cv = arrival_rate(self.arrival_s)
         return WorkloadStatistics(
             num_requests=len(self),
@@ -63,7 +63,8 @@ class Workload:
             prompt_len=LengthStatistics.of(self.prompt_len),
             output_len=LengthStatistics.of(self.output_len),
             max_concurrency=self.max_concurrency,
-            expected_batch=expected_batch,
+            expected_batch=stable_batches[0] if stable_batches else None,
+            stable_batches=list(stable_batches),
             notes=self.notes,
         )
 
@@ -101,8 +102,10 @@ class WorkloadStatistics:
     prompt_len: LengthStatistics
     output_len: LengthStatistics
     max_concurrency: int | None
-    #: Requests decoding at one time, by Little's law.
+    #: Requests decoding at one time, by Little's law: the smallest of `stable_batches`.
     expected_batch: float | None
+    #: Empty while no step's time is known.
+    stable_batches: list[float]
     notes: dict[str, int | float | str]
 
     def lines(self) -> list[str]:
@@ -116,9 +119,18 @@ class WorkloadStatistics:
         ]
         if self.max_concurrency is not None:
             lines.append(f"at most {self.max_concurrency} requests in the system at one time")
-        if self.expected_batch is not None:
-            lines.append(f"expected batch size: {self.expected_batch:.1f}")
-        return lines + [f"{name}: {value}" for name, value in self.notes.items()]
+        lines += [f"{name}: {value}" for name, value in self.notes.items()]
+        return lines + self.expectation()
+
+    def expectation(self) -> list[str]:
+        """The expected batch as lines of text; none while no step's time is known."""
+        if not self.stable_batches:
+            return []
+        lines = [f"expected batch size: {self.stable_batches[0]:.1f}"]
+        if len(self.stable_batches) > 1:
+            others = ", ".join(f"{size:.1f}" for size in self.stable_batches[1:])
+            lines.append(f"also stable: {others}; once a burst has lifted the batch there, it stays")
+        return lines
 
 
 def arrival_rate(arrival_s: NDArray[np.float64]) -> tuple[float | None, float | None]:
@@ -128,37 +140,3 @@ def arrival_rate(arrival_s: NDArray[np.float64]) -> tuple[float | None, float | 
     if mean <= 0:
         return None, None
     return 1 / mean, float(gaps.std()) / mean
-
-
-def expected_batch(
-    workload: Workload,
-    max_batch_size: int,
-    decode_ms: Callable[[float], float],
-    prefill_ms_per_token: float = 0.0,
-) -> float:
-    """Return the mean number of decoding requests at the workload's rate, by Little's law.
-
-    `decode_ms(batch_size)` is the time of a decode step. A request stays for one step a token, each
-    stretched by the share of time that prefill takes; the batch is where that residence and the rate
-    agree. It is capped by `max_batch_size` and `max_concurrency`, and equals the cap when the rate is
-    beyond what the decode steps can serve.
-    """
-    cap = float(min(max_batch_size, workload.max_concurrency or max_batch_size, len(workload)))
-    rate, _ = arrival_rate(workload.arrival_s)
-    if rate is None:
-        return cap
-    prefill_share = rate * float(workload.prompt_len.mean()) * prefill_ms_per_token / 1e3
-    if prefill_share >= 1:
-        return cap
-    tokens_per_ms = rate * float(workload.output_len.mean()) / 1e3 / (1 - prefill_share)
-    # The smallest batch that serves the rate: served tokens, batch / decode_ms(batch), reach the asked.
-    low, high = 0.0, cap
-    if cap < tokens_per_ms * decode_ms(cap):
-        return cap
-    for _ in range(50):
-        middle = (low + high) / 2
-        if middle < tokens_per_ms * decode_ms(middle):
-            low = middle
-        else:
-            high = middle
-    return high

@@ -85,7 +85,7 @@ def _length_fault(name: str, value: object) -> str | None:
 
 
 def _time_fault(name: str, value: object) -> str | None:
-    if isinstance(value, str):
+    if isinstance(value, str) and value.count("-") > 1:  # a date: a number has two at most, as in -1e-3
         try:
             datetime.fromisoformat(value.strip())
             return None

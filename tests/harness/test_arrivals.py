@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from harness.errors import ConfigError
 from harness.lengths import LengthSpec
 from harness.schema import Config, WorkloadConfig
-from harness.workload.arrivals import ramp, steady, synthetic
-from harness.workload.base import Workload, expected_batch
+from harness.workload.arrivals import Arrivals, ramp, steady, synthetic
+from harness.workload.base import Workload
 from harness.workload.length_samples import sample_lengths
 from harness.workload.shaping import Shaping, shape
 from harness.workload.source import load_workload
@@ -20,7 +20,9 @@ LOGNORMAL = LengthSpec("lognormal", mean=200.0, std=100.0)
 def made(
     arrival: str = "poisson", rate: float = 20.0, num_requests: int = 5000, **kwargs: object
 ) -> Workload:
-    return synthetic(arrival, rate, num_requests, 64, 32, Shaping(), **kwargs)  # type: ignore[arg-type]
+    burstiness = kwargs.pop("burstiness", 1.0)
+    arrivals = Arrivals(arrival, rate, burstiness)  # type: ignore[arg-type]
+    return synthetic(arrivals, num_requests, 64, 32, Shaping(), **kwargs)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -46,8 +48,8 @@ def test_the_same_seed_gives_the_same_requests_and_another_does_not() -> None:
 
 
 def test_another_length_distribution_leaves_the_arrivals_as_they_are() -> None:
-    long = synthetic("poisson", 20.0, 100, LOGNORMAL, 32, Shaping(), seed=1)
-    short = synthetic("poisson", 20.0, 100, 8, LOGNORMAL, Shaping(), seed=1)
+    long = synthetic(Arrivals("poisson", 20.0), 100, LOGNORMAL, 32, Shaping(), seed=1)
+    short = synthetic(Arrivals("poisson", 20.0), 100, 8, LOGNORMAL, Shaping(), seed=1)
     assert np.array_equal(long.arrival_s, short.arrival_s)
 
 
@@ -162,22 +164,19 @@ def test_two_ways_to_set_the_rate_are_refused() -> None:
 
 
 def test_the_statistics_say_what_a_reader_needs_before_the_run() -> None:
-    workload = made(num_requests=100)
-    lines = workload.statistics(expected_batch(workload, 16, lambda batch_size: 10.0)).lines()
+    lines = made(num_requests=100).statistics([6.2]).lines()
     assert lines[0] == "requests: 100 over 4.9 s, 20.00 requests/s, inter-arrival CV " + lines[0][-4:]
     assert lines[1] == "prompt tokens: mean 64, p50 64, p90 64, p99 64, max 64"
-    assert lines[-1] == "expected batch size: 6.4"
+    assert lines[-1] == "expected batch size: 6.2"
+    assert made(num_requests=100).statistics().expectation() == []
 
 
-def test_the_expected_batch_obeys_little() -> None:
-    workload = made()  # 20 requests/s of 32 tokens: 640 tokens/s
-    assert expected_batch(workload, 64, lambda batch_size: 10.0) == pytest.approx(6.4)
-    assert expected_batch(workload, 64, lambda batch_size: 5.0 + batch_size) == pytest.approx(3.2 / 0.36)
-    assert expected_batch(workload, 64, lambda batch_size: 10.0, prefill_ms_per_token=0.39) == pytest.approx(
-        6.4 / (1 - 20 * 64 * 0.39e-3)
-    )
-    assert expected_batch(workload, 4, lambda batch_size: 10.0) == 4.0, "the rate is beyond the cap"
-    assert expected_batch(made(rate=float("inf")), 64, lambda batch_size: 10.0) == 64.0
+def test_a_burst_arrives_together_among_the_others() -> None:
+    arrivals = Arrivals("constant", 10.0, burst_size=5, burst_at_s=0.45)
+    workload = synthetic(arrivals, 15, 64, 32, Shaping())
+    expected = [0.0, 0.1, 0.2, 0.3, 0.4, *[0.45] * 5, 0.5, 0.6, 0.7, 0.8, 0.9]
+    assert workload.arrival_s.tolist() == pytest.approx(expected)
+    assert not Arrivals("constant", 10.0, burst_size=3).draw(3, seed=0).any()
 
 
 def test_a_configuration_becomes_requests() -> None:
@@ -186,8 +185,18 @@ def test_a_configuration_becomes_requests() -> None:
     workload = load_workload(config)
     assert len(workload) == 10
     assert workload.notes["num_clipped"] == 10
-    config.workload = WorkloadConfig(kind="steady", batch_size=8)
+    config.workload = WorkloadConfig(kind="steady", batch_size=8, max_requests=10)
     assert load_workload(config).max_concurrency == 8
+    config.workload = WorkloadConfig(kind="ramp", max_requests=10, start_rate=1.0, request_rate=50.0)
+    assert len(load_workload(config)) == 10
+
+
+def test_a_made_workload_lasts_as_long_as_it_is_told_to() -> None:
+    config = Config()
+    config.workload = WorkloadConfig(duration_s=20.0, request_rate=10.0)
+    statistics = load_workload(config).statistics()
+    assert statistics.duration_s == pytest.approx(20.0, abs=1.0)
+    assert statistics.num_requests == pytest.approx(200, rel=0.1)
 
 
 def test_an_unknown_arrival_process_is_refused() -> None:

@@ -29,7 +29,6 @@ NAMED = {
 #: What a choice cannot do without.
 NEEDS = {
     "workload=trace": ["workload.path={trace}"],
-    "workload=lengths": ["workload.path={trace}"],
 }
 
 

@@ -114,6 +114,57 @@ def test_the_same_rows_however_the_file_is_written(tmp_path: Path, text: str | b
     assert workload.arrival_s[1] == pytest.approx(4.314579)
 
 
+BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+COLUMNS = {"arrival_s": "t", "prompt_len": "in", "output_len": "out"}
+#: Two requests, 374 and 44 tokens, and 396 and 109, in each format.
+IN_EACH_FORMAT = {
+    "azure": TWO_ROWS,
+    "burstgpt": BURSTGPT + "5,GPT-4,374,44,418,API log\n9.5,GPT-4,396,109,505,API log\n",
+    "csv": "t,in,out\n0.0,374,44\n4.5,396,109\n",
+} | dict.fromkeys(
+    ("mooncake", "qwen_bailian", "timed_trace"),
+    '{"timestamp": 1, "input_length": 374, "output_length": 44, "hash_ids": [1]}\n'
+    '{"timestamp": 4501, "input_length": 396, "output_length": 109, "hash_ids": [1]}\n',
+)
+
+
+@pytest.mark.parametrize("format_name", IN_EACH_FORMAT)
+def test_every_format_is_read_however_the_file_is_written(tmp_path: Path, format_name: str) -> None:
+    text = IN_EACH_FORMAT[format_name]
+    ways = (text, text.rstrip("\n"), text.replace("\n", "\r\n"), "\ufeff" + text)
+    for content in (*map(str.encode, ways), *(gzip.compress(way.encode()) for way in ways)):
+        workload = load_text(tmp_path, content, format_name, columns=COLUMNS)
+        assert lengths(workload) == [(374, 44), (396, 109)]
+        assert workload.arrival_s[0] == 0.0 < workload.arrival_s[1]
+
+
+@pytest.mark.parametrize("format_name", IN_EACH_FORMAT)
+def test_every_format_names_the_line_of_a_negative_length(tmp_path: Path, format_name: str) -> None:
+    text = IN_EACH_FORMAT[format_name].replace("396", "-396")
+    line = len(text.splitlines())
+    with pytest.raises(ConfigError, match=f"line {line}: .* is -396, and a length cannot be negative"):
+        load_text(tmp_path, text, format_name, columns=COLUMNS)
+
+
+@pytest.mark.parametrize("format_name", IN_EACH_FORMAT)
+def test_every_format_leaves_out_requests_without_an_output_and_counts_them(
+    tmp_path: Path, format_name: str
+) -> None:
+    text = IN_EACH_FORMAT[format_name].replace("109", "0").replace("505", "396")
+    workload = load_text(tmp_path, text, format_name, columns=COLUMNS)
+    assert lengths(workload) == [(374, 44)]
+    assert workload.notes["num_without_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("format_name", "header"), [("azure", AZURE), ("burstgpt", BURSTGPT), ("csv", "t,in,out\n")]
+)
+def test_a_header_without_rows_is_refused(tmp_path: Path, format_name: str, header: str) -> None:
+    for text in (header, header.rstrip("\n"), header.replace("\n", "\r\n"), "\ufeff" + header):
+        with pytest.raises(ConfigError, match="has no requests"):
+            load_text(tmp_path, text, format_name, columns=COLUMNS)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -312,6 +363,20 @@ def many_rows(tmp_path: Path, num_rows: int) -> Path:
     rows = (f"{t[:-2]},{p},{o}\n" for t, p, o in zip(texts, prompt_len, output_len, strict=True))
     path.write_text(AZURE + "".join(rows))
     return path
+
+
+def test_a_million_rows_are_read_or_refused_by_the_line_that_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "million.csv"
+    block = "".join(f"{second}.5,{second},7\n" for second in range(1, 1001))
+    path.write_text("t,in,out\n" + 1000 * block)
+    workload = load_trace(path, "csv", Shaping(), COLUMNS)
+    assert len(workload) == 1_000_000
+    assert workload.notes["num_out_of_order"] == 999
+    assert workload.prompt_len[-1] == 1000
+    with path.open("a") as file:
+        file.write("1,-1,7\n")
+    with pytest.raises(ConfigError, match="line 1000002: in is -1, and a length cannot be negative"):
+        load_trace(path, "csv", Shaping(), COLUMNS)
 
 
 def test_a_hundred_thousand_rows_are_loaded_as_columns_not_as_objects(tmp_path: Path) -> None:
