@@ -102,9 +102,6 @@ def _check_gguf(path: str | None) -> None:
         )
 
 
-        )
-
-
 def check_pool(config: Config) -> None:
     """The KV pool holds at least one request at full length, and all of them unless overcommitted."""
     attention, num_pages = config.attention, config.attention.num_pages
