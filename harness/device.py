@@ -126,7 +126,7 @@ def measure_copy_bandwidth(device: torch.device, min_time_s: float = 0.15) -> fl
     roofline is a bound.
     """
     num_bytes = 2 * 1024**3 if device.type == "cuda" else 128 * 1024**2
-    source = torch.randint(0, 127, (num_bytes,), dtype=torch.int8, device=device)
+    source = torch.ones(num_bytes, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
     synchronize(device)

@@ -241,12 +241,12 @@ def prefill_sizes(runner: ModelRunner) -> list[int]:
 
 
 def _time_prefill(runner: ModelRunner, batch: ForwardBatch, config: MeasureConfig) -> list[float]:
+    for _ in range(config.num_warmup):
+        runner.forward(batch)
+    samples: list[float] = []
     rule = StoppingRule(
         min_samples=config.min_samples, min_time_s=0.0, max_noise=config.max_noise, timeout_s=config.timeout_s
     )
-    samples: list[float] = []
-    for _ in range(config.num_warmup):
-        runner.forward(batch)
     while not rule.done:
         synchronize(runner.device)
         start = time.perf_counter()

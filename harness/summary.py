@@ -151,10 +151,16 @@ def _workload_tables(job_dir: Path, unit: _Unit) -> Iterator[RenderableType]:
 
     steps = read_stream(job_dir, "steps")
     if len(steps):
-        table = _table("Decode steps", ["mode", "reason", "steps", "of steps", f"of time\n{unit('share')}"])
+        table = _table(
+            "Decode steps",
+            ["mode", "reason", "mean\nbatch", "steps", "of steps", f"of time\n{unit('share')}"],
+        )
         for share in mode_shares(steps):
             time_share = _number(share.time_share, ".1%")
-            table.add_row(share.mode, share.reason, str(share.num_steps), f"{share.share:.1%}", time_share)
+            mean_batch = _number(share.mean_batch_size, ".1f")
+            table.add_row(
+                share.mode, share.reason, mean_batch, str(share.num_steps), f"{share.share:.1%}", time_share
+            )
         yield table
         waste = _number(padding_waste(steps), ".1%")
         yield Text(f"padding waste: {waste} of the rows that graphs replayed")

@@ -16,6 +16,7 @@ class ModeShare:
     mode: str
     reason: str
     num_steps: int
+    mean_batch_size: float
     #: Of all decode steps, and of the time of all decode steps; 0 to 1, None if no time was measured.
     share: float
     time_share: float | None
@@ -30,6 +31,7 @@ def mode_shares(steps: pd.DataFrame) -> list[ModeShare]:
             mode=str(mode),
             reason=str(reason),
             num_steps=len(group),
+            mean_batch_size=float(group["batch_size"].mean()),
             share=len(group) / len(decode),
             time_share=float(group["step_ms"].sum()) / total_ms if total_ms else None,
         )

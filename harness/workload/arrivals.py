@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,7 +77,7 @@ def synthetic(
     arrivals as they are.
     """
     prompts, outputs = _lengths(num_requests, prompt_len, output_len, seed)
-    return shape(arrivals.draw(num_requests, seed), prompts, outputs, shaping)
+    return _made(arrivals, prompts, outputs, shaping, seed)
 
 
 def from_histogram(
@@ -85,7 +85,18 @@ def from_histogram(
 ) -> Workload:
     """Make `num_requests` requests whose lengths are drawn from `histogram`, prompt and output together."""
     prompts, outputs = histogram.sample(num_requests, _streams(seed)[1])
-    return shape(arrivals.draw(num_requests, seed), prompts, outputs, shaping)
+    return _made(arrivals, prompts, outputs, shaping, seed)
+
+
+def _made(
+    arrivals: Arrivals,
+    prompts: NDArray[np.int64],
+    outputs: NDArray[np.int64],
+    shaping: Shaping,
+    seed: int,
+) -> Workload:
+    workload = shape(arrivals.draw(len(prompts), seed), prompts, outputs, shaping)
+    return replace(workload, burst_size=min(arrivals.burst_size, len(workload)))
 
 
 def ramp(

@@ -39,6 +39,8 @@ class Workload:
     #: `[num_requests]` int32, at least 1.
     output_len: NDArray[np.int32]
     max_concurrency: int | None = None
+    #: Of the requests, how many arrive together, apart from the others.
+    burst_size: int = 0
     notes: dict[str, int | float | str] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -63,6 +65,7 @@ class Workload:
             prompt_len=LengthStatistics.of(self.prompt_len),
             output_len=LengthStatistics.of(self.output_len),
             max_concurrency=self.max_concurrency,
+            burst_size=self.burst_size,
             expected_batch=stable_batches[0] if stable_batches else None,
             stable_batches=list(stable_batches),
             notes=self.notes,
@@ -102,6 +105,7 @@ class WorkloadStatistics:
     prompt_len: LengthStatistics
     output_len: LengthStatistics
     max_concurrency: int | None
+    burst_size: int
     #: Requests decoding at one time, by Little's law: the smallest of `stable_batches`.
     expected_batch: float | None
     #: Empty while no step's time is known.
@@ -119,6 +123,8 @@ class WorkloadStatistics:
         ]
         if self.max_concurrency is not None:
             lines.append(f"at most {self.max_concurrency} requests in the system at one time")
+        if self.burst_size:
+            lines.append(f"of the requests, {self.burst_size} arrive together")
         lines += [f"{name}: {value}" for name, value in self.notes.items()]
         return lines + self.expectation()
 

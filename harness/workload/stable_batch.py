@@ -34,6 +34,8 @@ def stable_batches(
     """
     cap = min(max_batch_size, workload.max_concurrency or max_batch_size, len(workload))
     rate, _ = arrival_rate(workload.arrival_s)
+    if rate is not None:  # a burst moves the load, it does not hold it
+        rate *= 1 - workload.burst_size / len(workload)
     prefill_share = 0.0 if rate is None else rate * prefill_ms / 1e3
     if rate is None or prefill_share >= 1:
         return [float(cap)]

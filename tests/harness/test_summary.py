@@ -36,8 +36,8 @@ def test_a_summary_shows_sizes_batches_modes_waste_and_latencies(tmp_path: Path)
         "55",
         "25.0%",
     ]
-    assert line_with(text, "graph", "padded", "%").split()[2:] == ["20", "66.7%", "66.7%"]
-    assert line_with(text, "eager", "above_max").split()[2:] == ["10", "33.3%", "33.3%"]
+    assert line_with(text, "graph", "padded", "%").split()[2:] == ["3.0", "20", "66.7%", "66.7%"]
+    assert line_with(text, "eager", "above_max").split()[2:] == ["12.0", "10", "33.3%", "33.3%"]
     assert "padding waste: 25.0%" in text
     assert line_with(text, "TTFT").split() == ["TTFT", "12.50", "11.00", "30.00"]
     assert line_with(text, "TPOT").split() == ["TPOT", "4.50", "4.25", "9.00"]
@@ -88,7 +88,7 @@ def test_a_failed_job_shows_its_error_and_what_it_left(tmp_path: Path) -> None:
     )
     text = summary_text(tmp_path)
     assert f"{tmp_path}: killed" in text and "SIGKILL: out of memory" in text
-    assert line_with(text, "graph", "padded").split()[2] == "20"
+    assert line_with(text, "graph", "padded").split()[3] == "20"
     assert "parts/steps.jsonl" in text
 
 
