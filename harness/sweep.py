@@ -14,10 +14,13 @@ from harness.record import Status
 from harness.record_reader import read_result
 
 SWEEP_FILE = "sweep.csv"
+#: Keys of the replayed workload that a row repeats.
+WORKLOAD_COLUMNS = ("mean_batch_size", "padding_waste")
 #: Keys of the summary (`bench_serve.json`) that a row repeats.
 SUMMARY_COLUMNS = ("median_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "median_itl_ms", "output_throughput")
 SWEEP_COLUMNS = (
-    "job", "status", "overrides", "graph_backend", "verified", "duration_s", *SUMMARY_COLUMNS,
+    "job", "status", "overrides", "graph_backend", "verified", "duration_s",
+    "capture_s", *WORKLOAD_COLUMNS, *SUMMARY_COLUMNS,
     "error_kind", "error_message", "config_hash", "job_dir", "resumed_from",
 )  # fmt: skip
 
@@ -32,7 +35,7 @@ class SweepTable:
     def add(self, job_dir: Path, overrides: str, duration_s: float) -> dict[str, Any]:
         """Add the job recorded in `job_dir`, rewrite `sweep.csv` and return the row."""
         result = read_result(job_dir)
-        error, summary = result["error"] or {}, result["summary"] or {}
+        error, summary, workload = (result[part] or {} for part in ("error", "summary", "workload"))
         row = {
             "job": job_dir.name,
             "status": result["status"],
@@ -40,12 +43,15 @@ class SweepTable:
             "graph_backend": result["graph_backend"],
             "verified": (result["parity"] or {}).get("verified"),
             "duration_s": round(duration_s, 3),
+            "capture_s": (result["capture"] or {}).get("seconds"),
             "error_kind": error.get("kind"),
             "error_message": error.get("message"),
             "config_hash": result["config_hash"],
             "job_dir": str(job_dir),
             "resumed_from": result["resumed_from"],
-        } | {key: summary.get(key) for key in SUMMARY_COLUMNS}
+        }
+        row |= {key: workload.get(key) for key in WORKLOAD_COLUMNS}
+        row |= {key: summary.get(key) for key in SUMMARY_COLUMNS}
         self.rows.append(row)
         replace_file(self.folder / SWEEP_FILE, _csv_bytes(self.rows))
         return row

@@ -57,6 +57,8 @@ def test_the_wheel_holds_every_module_and_every_configuration(site: Path) -> Non
     for package in ("harness", "runners"):
         assert files(ROOT / package, ".py") == files(site / package, ".py", leave_out="conf/")
     assert files(ROOT / "conf", ".yaml") == files(site / "harness" / "conf", ".yaml")
+    data = "harness/workload/data"
+    assert files(ROOT / data, ".csv") == files(site / data, ".csv") == {"azure_2023_conversation.csv"}
 
 
 def files(folder: Path, suffix: str, leave_out: str = "-") -> set[str]:
