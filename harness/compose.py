@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import secrets
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -14,16 +13,19 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _CHECKOUT = Path(__file__).resolve().parent.parent / "conf"
+#: NOTE: `harness.conf` also resolves through an editable install of another checkout; only a folder inside
+#: this very package is that of a wheel.
+_IN_WHEEL = Path(__file__).resolve().parent / "conf"
 
 
 def config_path() -> str:
     """Return where Hydra finds the groups: inside the installed package, else in the checkout beside it."""
-    return "pkg://harness.conf" if importlib.util.find_spec("harness.conf") else str(_CHECKOUT)
+    return "pkg://harness.conf" if _IN_WHEEL.is_dir() else str(_CHECKOUT)
 
 
 def config_folder() -> Traversable:
     """Return the folder of `config_path` for reading."""
-    return resources.files("harness.conf") if importlib.util.find_spec("harness.conf") else _CHECKOUT
+    return resources.files("harness.conf") if _IN_WHEEL.is_dir() else _CHECKOUT
 
 
 def group_choices(group: str) -> list[str]:
@@ -32,6 +34,11 @@ def group_choices(group: str) -> list[str]:
     if not folder.is_dir():
         return []
     return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+
+
+def group_names() -> list[str]:
+    """Return the names of the groups."""
+    return sorted(folder.name for folder in config_folder().iterdir() if group_choices(folder.name))
 
 
 def register_resolvers() -> None:

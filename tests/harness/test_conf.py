@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.compose import compose, config_folder, group_choices
+from harness.compose import compose, config_folder, config_path, group_choices
 from harness.errors import NotYetAvailable
 from harness.help import described_choices
 from harness.model_cache import is_fetched
@@ -105,3 +105,9 @@ def test_a_preset_has_the_parameters_of_the_published_model(name: str, num_param
 def test_no_configuration_names_a_python_object() -> None:
     for file in Path(__file__).parents[2].joinpath("conf").rglob("*.yaml"):
         assert "_target_" not in file.read_text(), file
+
+
+def test_the_groups_are_those_beside_the_code_whatever_is_installed() -> None:
+    checkout = Path(__file__).parents[2]
+    assert config_path() == str(checkout / "conf")
+    assert Path(str(config_folder())) == checkout / "conf"
