@@ -61,6 +61,7 @@ def run_app(argv: Sequence[str]) -> int:
         _read_arguments(args)
     register()
     register_resolvers()
+    overrides, folders = list(args.overrides), _own_folders(args)  # Hydra adds overrides of its own to these
     task = Task()
     with _errors_raised(), _cancellation_raised():
         try:
@@ -71,22 +72,39 @@ def run_app(argv: Sequence[str]) -> int:
             task.report()
             return INTERRUPTED
         except Exception as error:
-            explained = _explained(error, args.overrides, task)
+            explained = _explained(error, overrides, folders, task)
             if explained is None:
                 raise
             raise explained from error
     return task.report()
 
 
-def _explained(error: Exception, overrides: Sequence[str], task: Task) -> ConfigError | None:
+def _explained(
+    error: Exception, overrides: Sequence[str], folders: Sequence[Path], task: Task
+) -> ConfigError | None:
     """Return what Hydra raised as a ConfigError; None once a job has started, for then it is a bug."""
-    explained = explain(error, overrides)
+    explained = explain(error, overrides, folders)
     if explained is not None or task.table is not None or task.status is not None:
         return explained
+    if isinstance(error, ModuleNotFoundError):
+        return None
+    if isinstance(error, OSError) and error.filename is not None:
+        return ConfigError(
+            "output_dir", error.filename, f"{_strerror(error)}: give a folder that can be written"
+        )
     reason = next(iter(str(error).splitlines()), "no reason given")
     return ConfigError(
         "command line", " ".join(overrides), f"does not compose ({type(error).__name__}: {reason})"
     )
+
+
+def _strerror(error: OSError) -> str:
+    return error.strerror or type(error).__name__
+
+
+def _own_folders(args: argparse.Namespace) -> list[Path]:
+    given = (folder for folder in (args.config_dir, args.config_path) if folder is not None)
+    return [Path(os.path.abspath(folder)) for folder in given]  # as Hydra names their files
 
 
 def _read_arguments(args: argparse.Namespace) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from harness.errors import ConfigError
+from harness.explain_file import explain_file
 from harness.fields import field_names, type_words
 from harness.suggest import closest, did_you_mean
 
@@ -21,13 +23,19 @@ _OFF_WORDS = ("off", "no", "false", "null", "none", "disabled", "disable")
 _OFF_CHOICES = ("none", "disabled", "eager")
 
 
-def explain(error: Exception, overrides: Sequence[str] = ()) -> ConfigError | None:
+def explain(
+    error: Exception, overrides: Sequence[str] = (), folders: Sequence[Path] = ()
+) -> ConfigError | None:
     """Return `error` as a ConfigError, or None if it is no complaint about the configuration.
 
     `overrides` are those of the command line: Hydra's messages do not always say which one it was.
+    `folders` hold configurations of the user's own.
     """
     if isinstance(error, ConfigError):
         return error
+    in_file = explain_file(error, folders)
+    if in_file is not None:
+        return in_file
     if isinstance(error, OverrideParseException):
         return explain_parse(str(error.override), str(error))
     if isinstance(error, MissingConfigException):
@@ -97,6 +105,11 @@ def _explain_missing(error: MissingConfigException) -> ConfigError:
         )
     group, choice = match["group"], match["choice"]
     options = list(error.options or ())
+    return refuse_choice(group, choice, options)
+
+
+def refuse_choice(group: str, choice: str, options: Sequence[str]) -> ConfigError:
+    """Return the ConfigError for a choice that a group does not have, with what was probably meant."""
     hint = did_you_mean(choice, options)
     if choice.lower() in _OFF_WORDS:
         quiet = next((word for word in _OFF_CHOICES if word in options), None)
@@ -127,9 +140,8 @@ def _explain_composition(error: HydraException, overrides: Sequence[str]) -> Con
         return _for_override(
             _blamed(text, overrides), "no such group; --help lists the groups and their choices"
         )
-    return _for_override(
-        _blamed(text, overrides), text.strip().splitlines()[0] if text.strip() else "does not compose"
-    )
+    lines = [line.strip() for line in text.splitlines() if "while composing" not in line]
+    return _for_override(_blamed(text, overrides), next(filter(None, lines), "does not compose"))
 
 
 def _blamed(text: str, overrides: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from hydra.errors import OverrideParseException
 
 from harness.compose import group_choices
 from harness.errors import ConfigError
-from harness.explain import explain_parse
+from harness.explain import explain_parse, refuse_choice
 from harness.fields import list_fields
 from harness.not_yet import refuse_hydra_group
 from harness.schema import Config
@@ -36,19 +36,31 @@ def read_overrides(overrides: Sequence[str], multirun: bool) -> list[str]:
         except OverrideParseException as error:
             raise explain_parse(text, str(error)) from error
         key = parsed.key_or_group
-        _check_group(key, parsed.value())
+        _check_group(key, parsed.value(), text.partition("=")[2])
         if key in lists and not parsed.is_delete():
             text = _read_list(parsed, text, multirun)
         rewritten.append(text)
-    return rewritten
+    return _without_overlay(rewritten)
 
 
-def _check_group(key: str, value: object) -> None:
+def _without_overlay(overrides: list[str]) -> list[str]:
+    """`experiment=null` is no overlay: Hydra takes that in its YAML, but on a command line only as a deletion."""
+    given = [text for text in overrides if text.partition("=")[0] == "experiment"]
+    if not given or given[-1] != "experiment=null":
+        return [text for text in overrides if text != "experiment=null"]
+    return [*(text for text in overrides if text not in given), "~experiment"]
+
+
+def _check_group(key: str, value: object, text: str) -> None:
     """Refuse what is no word where a group's choice stands (Hydra's own message does not name it)."""
     if isinstance(value, str):
         refuse_hydra_group(key, value)
     choices = group_choices(key)
     words = value if isinstance(value, list) else [value]
+    if choices and isinstance(value, ChoiceSweep) and None in value.list:
+        raise ConfigError(key, text, "null cannot be swept beside others: run the jobs without it apart")
+    if choices and value is None and key != "experiment":
+        raise refuse_choice(key, "null", choices)
     if choices and any(isinstance(word, bool | int | float | list) for word in words):
         raise ConfigError(key, value, f"choose one of {', '.join(choices)}")
 

@@ -43,6 +43,15 @@ def job_folders() -> list[Path]:
         (["runner.max_batch_size=1,2"], "runner.max_batch_size=1,2: this key takes one value"),
         (["model=tinny"], "model=tinny: choose one of"),
         (["model=3"], "model=3: choose one of"),
+        (
+            ["tracking=null"],
+            "tracking=null: choose one of disabled, offline, online; write tracking=disabled",
+        ),
+        (["-m", "experiment=quick,null"], "experiment=quick,null: null cannot be swept beside others"),
+        (["output_dir=/proc/nowhere"], "output_dir=/proc/nowhere: No such file or directory: give a folder"),
+        (["output_dir=/dev/null"], "output_dir=/dev/null: File exists: give a folder that can be written"),
+        (["output_dir=/dev/null/job"], "output_dir=/dev/null/job: Not a directory: give a folder"),
+        (["-m", "seed=1,2", "output_dir=/dev/null"], "output_dir=/dev/null: File exists: give a folder"),
         (["experiment=[1,2]"], "experiment=[1,2]: choose one of"),
         (["~model=[a,b]"], "a group takes the name of one choice"),
         (["+seed=3"], "this key is there already: write seed=3"),
@@ -99,6 +108,21 @@ def test_the_composed_job_can_be_printed_with_its_changes(capsys: pytest.Capture
     assert main(["--cfg", "job", "-p", "capture", "capture=explicit", "capture.sizes=1,4"]) == 0
     assert "sizes:\n- 1\n- 4" in capsys.readouterr().out
     assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "policy"),
+    [
+        (["experiment=null"], "vllm"),
+        (["experiment=quick", "experiment=null"], "vllm"),
+        (["experiment=null", "experiment=quick"], "powers_of_two"),
+    ],
+)
+def test_null_is_the_experiment_without_an_overlay(
+    overrides: list[str], policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*overrides, "--cfg", "job", "-p", "capture"]) == 0
+    assert f"policy: {policy}" in capsys.readouterr().out
 
 
 def test_flags_and_overrides_may_be_mixed(capsys: pytest.CaptureFixture[str]) -> None:
