@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 
@@ -44,10 +45,13 @@ def _run(arguments: list[str]) -> int:
     return run_app(arguments)
 
 
-def _doctor(arguments: list[str]) -> int:
-    from harness.doctor import run_doctor
+def _verb(module: str, function: str) -> Callable[[list[str]], int]:
+    """Return a verb whose module is imported when it is used: no verb pays for another."""
 
-    return run_doctor(arguments)
+    def run(arguments: list[str]) -> int:
+        return int(getattr(importlib.import_module(module), function)(arguments))
+
+    return run
 
 
 def _refuse_word(word: str) -> None:
@@ -64,7 +68,12 @@ def _refuse_word(word: str) -> None:
     )
 
 
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {"run": _run, "doctor": _doctor}
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "run": _run,
+    "doctor": _verb("harness.doctor", "run_doctor"),
+    "report": _verb("harness.report.command", "main"),
+    "compare": _verb("harness.report.compare", "main"),
+}
 
 
 if __name__ == "__main__":

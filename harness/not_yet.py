@@ -35,8 +35,6 @@ VERBS: Mapping[str, str] = {
     "plan": "read sizes.csv and steps.parquet in the job's folder",
     "simulate": "run the trace with workload=trace",
     "export": "read capture_size in capture.csv",
-    "report": "read result.json and sizes.csv in the job's folder",
-    "compare": "set the two sizes.csv side by side",
 }
 
 

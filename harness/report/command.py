@@ -1,0 +1,60 @@
+"""The verb report: one HTML page of a job or a sweep."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.durable import replace_file
+from harness.errors import ConfigError
+from harness.record import RESULT_FILE, RecordError
+from harness.report.job_page import job_page
+from harness.report.page import Page, render
+from harness.report.sweep_page import sweep_page
+from harness.report.sweep_rows import job_folders
+
+REPORT_FILE = "report.html"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the page, print its path and return the exit code. Raises ConfigError for another folder."""
+    options = _parser().parse_args(argv)
+    folder = Path(options.path)
+    output = Path(options.output) if options.output else folder / REPORT_FILE
+    write_report(folder, output)
+    print(output)
+    return 0
+
+
+def write_report(folder: Path, output: Path) -> None:
+    """Write the page of the job or sweep in `folder`, whole or not at all."""
+    try:
+        text = render(page_of(folder))
+    except RecordError as error:
+        raise ConfigError("PATH", folder, str(error)) from error
+    try:
+        replace_file(output, text.encode())
+    except OSError as error:
+        raise ConfigError("--output", output, f"cannot be written: {error.strerror}") from error
+
+
+def page_of(folder: Path) -> Page:
+    """Return the page of a job's folder, or of a sweep's: one that holds jobs."""
+    if (folder / RESULT_FILE).exists():
+        return job_page(folder)
+    if folder.is_dir() and job_folders(folder):
+        return sweep_page(folder)
+    raise ConfigError(
+        "PATH", folder, f"holds neither a {RESULT_FILE} nor jobs; give the folder of a job or a sweep"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cudagraph-harness report",
+        description="Make one self-contained HTML page of a job or a sweep from its recorded files.",
+    )
+    parser.add_argument("path", metavar="PATH", help="folder of a job or of a sweep")
+    parser.add_argument("--output", metavar="FILE", help=f"where to write it (default PATH/{REPORT_FILE})")
+    return parser

@@ -1,0 +1,155 @@
+"""Which two jobs may be compared, and the series of samples that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.errors import ConfigError
+from harness.record import RecordError
+from harness.record_reader import read_result, read_table
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Parts of the record that decide how long a step takes and that a comparison is not about.
+_LIKE = (
+    "environment.device", "environment.device_name", "environment.num_multiprocessors",
+    "environment.driver", "environment.cuda", "environment.world_size", "environment.versions.torch",
+    "environment.versions.triton", "environment.versions.flashinfer-python",
+    "environment.versions.transformers", "model.model_type", "model.fingerprint", "model.dtype",
+    "model.num_params", "model.num_layers", "model.hidden_size", "model.vocab_size",
+)  # fmt: skip
+#: They matter where the CPU does the arithmetic; a GPU's host is told by its name alone.
+_LIKE_ON_CPU = ("environment.cpu", "environment.num_cpus", "environment.torch_num_threads")
+#: Settings that say where a job ran and who watched, not what it measured.
+_NOT_MEASURED = ("output_dir", "tracking", "job", "sweep")
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was timed: one row of `sizes.csv` by the key that two jobs share."""
+
+    context_len: int
+    batch_size: int
+    mode: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """The isolated samples of a point, in ms and in the order of measuring."""
+
+    padded_batch_size: int | None
+    step_ms: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two jobs."""
+
+    label: str
+    path: Path
+    result: Mapping[str, Any]
+    series: Mapping[Point, Series]
+
+
+def load_side(label: str, path: Path) -> Side:
+    """Read a job. Raises ConfigError if `path` is not the folder of a job with samples."""
+    try:
+        return Side(label, path, read_result(path), _series(path))
+    except RecordError as error:
+        raise ConfigError(label, path, str(error)) from error
+
+
+def _series(path: Path) -> dict[Point, Series]:
+    """Split the samples by point. Of several plans of one mode the first counts: the one in force."""
+    table = read_table(path, "samples")
+    names = ("context_len", "batch_size", "padded_batch_size", "mode", "timing", "step_ms")
+    rows = zip(*(table[name].to_pylist() for name in names), strict=True)
+    padded: dict[Point, int | None] = {}
+    samples: dict[Point, list[float]] = {}
+    for context_len, batch_size, padded_size, mode, timing, step_ms in rows:
+        point = Point(context_len or 0, batch_size, mode)
+        is_in_force = padded.setdefault(point, padded_size) == padded_size
+        if is_in_force and timing in (None, "isolated") and step_ms is not None and step_ms > 0:
+            samples.setdefault(point, []).append(step_ms)
+    return {point: Series(padded[point], np.array(values)) for point, values in samples.items()}
+
+
+def check_comparable(a: Side, b: Side, allow_unverified: bool, allow_unlike: bool) -> None:
+    """Raise ConfigError for a comparison that would mislead; each message says what allows it."""
+    for side in (a, b):
+        _refuse_emulated(side)
+        if not allow_unverified:
+            _refuse_unverified(side)
+    unlike = list(differences(a, b))
+    if unlike and not allow_unlike:
+        listed = "\n  ".join(unlike)
+        raise ConfigError(
+            "B",
+            b.path,
+            f"ran elsewhere than A ({a.path}); add --allow-unlike to compare all the same:\n  {listed}",
+        )
+    if not a.series.keys() & b.series.keys():
+        raise ConfigError("B", b.path, f"has no batch size, mode and context length in common with {a.path}; "
+                          "give both jobs the same measure.batch_sizes and measure.context_lens")  # fmt: skip
+
+
+def _refuse_emulated(side: Side) -> None:
+    if side.result["graph_backend"] == "emulated":
+        raise ConfigError(
+            side.label, side.path, "its graphs were emulated, so its latencies say nothing about CUDA graphs; "
+            "run it on a GPU, or with runner=eager to compare eager steps on a CPU",
+        )  # fmt: skip
+
+
+def _refuse_unverified(side: Side) -> None:
+    if not is_verified(side):
+        raise ConfigError(
+            side.label, side.path, "is UNVERIFIED: its replay was not proven equal to eager; run it with "
+            "parity.enabled=true, or add --allow-unverified",
+        )  # fmt: skip
+
+
+def is_verified(side: Side) -> bool:
+    """Whether parity passed in the job."""
+    return bool((side.result["parity"] or {}).get("verified"))
+
+
+def differences(a: Side, b: Side) -> Iterator[str]:
+    """Yield what of the machine, its software and the model differs: `name: in A → in B`."""
+    on_cpu = _at(a.result, "environment.device") == "cpu"
+    for name in (*_LIKE, *(_LIKE_ON_CPU if on_cpu else ())):
+        before, after = _at(a.result, name), _at(b.result, name)
+        if before != after:
+            yield f"{name}: {before} → {after}"
+
+
+def config_differences(a: Side, b: Side) -> Iterator[str]:
+    """Yield the settings that differ: `key: in A → in B`."""
+    before, after = flat(a.result["config"] or {}), flat(b.result["config"] or {})
+    for key in sorted(before.keys() | after.keys()):
+        if key.split(".")[0] not in _NOT_MEASURED and before.get(key) != after.get(key):
+            yield f"{key}: {before.get(key)} → {after.get(key)}"
+
+
+def _at(record: Mapping[str, Any], name: str) -> Any:
+    value: Any = record
+    for part in name.split("."):
+        value = (value or {}).get(part)
+    return value
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested mapping as one of dotted keys."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[prefix + key] = value
+    return leaves

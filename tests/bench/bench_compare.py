@@ -1,0 +1,121 @@
+"""How often `compare` is right: two runs of the same thing, and a planted slow-down.
+
+    python -m pytest tests/bench/bench_compare.py -s
+
+It prints a line a series: of two runs of the same thing, what percentage comes out SAME, and
+where the second run is 5% slower, what percentage comes out SLOW. Every run has an offset of its own
+(0.5%), as real ones do. The second benchmark does the same with real size sweeps of the tiny model on
+this CPU, and says what this machine's noise leaves; a machine that does other work too shows AMBIGUOUS.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from harness.report.bootstrap import MedianError, median_error
+from harness.report.verdict import MAX_BLUR, RERUN_MARGIN, Verdict, judge, rerun_error
+from harness.size_sweep import SizeSweep
+from tests.harness.tiny import tiny_config, tiny_runner
+
+Floats = NDArray[np.float64]
+NUM_PAIRS = 200
+RUN_OFFSET = 0.005
+NUM_REAL_RUNS = 12
+
+RNG = np.random.default_rng(7)
+
+
+def white(num: int) -> Floats:
+    return RNG.normal(size=num)
+
+
+def correlated(num: int, correlation: float) -> Floats:
+    series = white(num)
+    for index in range(1, num):
+        series[index] = correlation * series[index - 1] + (1 - correlation**2) ** 0.5 * series[index]
+    return series
+
+
+#: Name → samples on the log scale. The last are what a stopping rule lets pass (5% of noise).
+SERIES: dict[str, Callable[[int], Floats]] = {
+    "quiet, 1%": lambda n: 0.01 * white(n),
+    "correlated 0.5, 2%": lambda n: 0.02 * correlated(n, 0.5),
+    "correlated 0.9, 2%": lambda n: 0.02 * correlated(n, 0.9),
+    "drift of up to 3%": lambda n: 0.01 * white(n) + 0.03 * RNG.normal() * np.linspace(-0.5, 0.5, n),
+    "random walk of 2%": lambda n: 0.01 * white(n) + 0.02 * np.cumsum(white(n)) / n**0.5,
+    "a step of 3%": lambda n: 0.01 * white(n) + 0.03 * (np.arange(n) > RNG.uniform(0, n)),
+    "alternating, 2%": lambda n: 0.003 * white(n) + 0.02 * (np.arange(n) % 2),
+    "heavy tail": lambda n: 0.01 * white(n) + 0.01 * RNG.pareto(1.5, n),
+    "two levels, 5%": lambda n: 0.003 * white(n) + 0.05 * (RNG.random(n) < 0.5),
+    "coarse clock, 1%": lambda n: np.round(0.01 * white(n), 2),
+    "noisy, 5%": lambda n: 0.05 * white(n),
+}
+
+
+def run_of(series: Callable[[int], Floats], num_samples: int, slow_down: float = 0.0) -> MedianError:
+    offset = RUN_OFFSET * RNG.normal() + np.log1p(slow_down)
+    return median_error(4.0 * np.exp(series(num_samples) + offset))
+
+
+def percentages(series: Callable[[int], Floats], num_samples: int, slow_down: float) -> dict[Verdict, float]:
+    counts: Counter[Verdict] = Counter()
+    for _ in range(NUM_PAIRS):
+        pair = run_of(series, num_samples), run_of(series, num_samples, slow_down)
+        counts[judge(*pair, rerun_error([[pair]], RERUN_MARGIN), MAX_BLUR).verdict] += 1
+    return {verdict: 100 * counts[verdict] / NUM_PAIRS for verdict in Verdict}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("num_samples", [64, 200])
+def test_two_runs_of_the_same_thing_are_the_same(num_samples: int) -> None:
+    print(
+        f"\n{num_samples} samples a run      same thing: SAME AMBIGUOUS SLOW FAST    5% slower: SLOW AMBIGUOUS SAME"
+    )
+    same: dict[str, float] = {}
+    for name, series in SERIES.items():
+        alike, planted = (percentages(series, num_samples, slow_down) for slow_down in (0.0, 0.05))
+        same[name] = alike[Verdict.SAME]
+        shown = [alike[v] for v in (Verdict.SAME, Verdict.AMBIGUOUS, Verdict.SLOW, Verdict.FAST)]
+        shown += [planted[v] for v in (Verdict.SLOW, Verdict.AMBIGUOUS, Verdict.SAME)]
+        print(f"{name:<28}" + "".join(f"{value:9.1f}" for value in shown))
+        if name.startswith("quiet"):
+            assert planted[Verdict.SLOW] >= 95
+        assert alike[Verdict.SLOW] + alike[Verdict.FAST] <= 2
+    assert np.mean(list(same.values())) >= 95
+    assert min(same.values()) >= 92
+
+
+def test_real_size_sweeps_of_the_tiny_model() -> None:
+    overrides = {"runner.kind": "eager", "measure.timeout_s": 0.3, "measure.batch_sizes": [1, 2, 3, 4]}
+    runs = [_real_sweep(overrides) for _ in range(NUM_REAL_RUNS)]
+    counts: Counter[Verdict] = Counter()
+    for a, b in pairwise(runs):
+        pairs = [(a[size], b[size]) for size in sorted(a)]
+        between_runs = rerun_error([pairs], RERUN_MARGIN)
+        counts.update(judge(*pair, between_runs, MAX_BLUR).verdict for pair in pairs)
+    total = sum(counts.values())
+    print(
+        "\nreal runs:",
+        ", ".join(f"{100 * counts[verdict] / total:.0f}% {verdict.value}" for verdict in Verdict),
+    )
+
+
+def _real_sweep(overrides: dict[str, object]) -> dict[int, MedianError]:
+    """One run: a runner of its own, as another process would have."""
+    config = tiny_config(overrides)
+    medians = {}
+    with tiny_runner(overrides) as runner:
+        sweep = SizeSweep(runner, config.measure, seed=0, copy_bandwidth=1e10)
+
+        def on_row(row: dict[str, object], samples: list[dict[str, float]]) -> None:
+            isolated = [sample["step_ms"] for sample in samples if sample["timing"] == "isolated"]
+            medians[int(str(row["batch_size"]))] = median_error(np.array(isolated))
+
+        sweep.run(on_row)
+    return medians

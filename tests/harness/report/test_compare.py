@@ -1,0 +1,174 @@
+"""The verb compare, on recorded jobs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import ConfigError
+from harness.report.comparable import load_side
+from harness.report.compare import compare, main
+from harness.report.verdict import Verdict
+from tests.harness.job_folder import CONFIG, write_job
+from tests.harness.report.samples import BATCH_SIZES, GPU, MODEL, write_samples
+
+
+def verdicts(a: Path, b: Path) -> dict[str, set[str]]:
+    rows = compare(load_side("A", a), load_side("B", b)).rows
+    return {
+        mode: {row.judgement.verdict.value for row in rows if row.point.mode == mode}
+        for mode in ("graph", "eager")
+    }
+
+
+def refusal(*arguments: str | Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        main([str(argument) for argument in arguments])
+    return str(caught.value)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return write_samples(tmp_path / "a", seed=1)
+
+
+def test_two_runs_of_the_same_thing_are_the_same(base: Path, tmp_path: Path) -> None:
+    assert verdicts(base, write_samples(tmp_path / "b", seed=2)) == {"graph": {"SAME"}, "eager": {"SAME"}}
+
+
+def test_a_planted_slow_down_of_five_percent_is_found_where_it_was_planted(
+    base: Path, tmp_path: Path
+) -> None:
+    slow = write_samples(tmp_path / "b", seed=2, slow_down=0.05, noise=0.005)
+    assert verdicts(base, slow) == {"graph": {"SLOW"}, "eager": {"SAME"}}
+    assert verdicts(slow, base) == {"graph": {"FAST"}, "eager": {"SAME"}}
+
+
+def test_a_slow_down_fails_only_when_asked_to(base: Path, tmp_path: Path, capsys: Any) -> None:
+    slow = write_samples(tmp_path / "b", seed=2, slow_down=0.2)
+    assert main([str(base), str(slow)]) == 0
+    assert main([str(base), str(slow), "--fail-on-slow"]) == 1
+    assert main([str(slow), str(base), "--fail-on-slow"]) == 0
+    assert "4 SLOW" in capsys.readouterr().out
+
+
+def test_every_row_says_both_medians_the_change_and_the_interval(
+    base: Path, tmp_path: Path, capsys: Any
+) -> None:
+    main([str(base), str(write_samples(tmp_path / "b", seed=2, slow_down=0.2))])
+    row = next(line for line in capsys.readouterr().out.splitlines() if "SLOW" in line).split()
+    assert row[:3] == ["128", "graph", "1"]
+    assert float(row[4]) == pytest.approx(1.1, rel=0.02)
+    assert float(row[5]) == pytest.approx(1.32, rel=0.02)
+    low, high = (float(cell.rstrip("%")) for cell in (row[7], row[9]))
+    assert low < float(row[6].rstrip("%")) < high
+
+
+def test_markdown_has_a_table_and_escapes_what_records_say(base: Path, tmp_path: Path, capsys: Any) -> None:
+    config = CONFIG | {"seed": "<b>|x"}
+    main([str(base), str(write_samples(tmp_path / "b", seed=2, config=config)), "--markdown"])
+    out = capsys.readouterr().out
+    assert "| context | mode | batch size |" in out
+    assert out.count("| graph |") == len(BATCH_SIZES)
+    assert "<b>" not in out and "&lt;b>\\|x" in out
+
+
+def test_settings_that_differ_are_named_and_allowed(base: Path, tmp_path: Path, capsys: Any) -> None:
+    other = CONFIG | {"padding": {"strategy": "split", "costs_path": None}, "output_dir": "elsewhere"}
+    assert main([str(base), str(write_samples(tmp_path / "b", config=other))]) == 0
+    out = capsys.readouterr().out
+    assert "setting: padding.strategy: nearest → split" in out
+    assert "output_dir" not in out
+
+
+def test_emulated_graphs_are_refused_whatever_is_allowed(base: Path, tmp_path: Path) -> None:
+    write_job(tmp_path / "b", graph_backend="emulated")
+    message = refusal(base, tmp_path / "b", "--allow-unverified", "--allow-unlike")
+    assert message.startswith("B=") and "emulated" in message
+
+
+def test_an_unverified_job_is_refused_unless_allowed_and_then_marked(
+    base: Path, tmp_path: Path, capsys: Any
+) -> None:
+    unverified = write_samples(tmp_path / "b", verified=False)
+    assert "--allow-unverified" in refusal(base, unverified)
+    assert main([str(base), str(unverified), "--allow-unverified"]) == 0
+    assert "UNVERIFIED: in B" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        (
+            {"environment": GPU | {"device_name": "NVIDIA H100"}},
+            "environment.device_name: NVIDIA H200 → NVIDIA H100",
+        ),
+        (
+            {"environment": GPU | {"versions": {"torch": "2.11.0"}}},
+            "environment.versions.torch: 2.13.0 → 2.11.0",
+        ),
+        ({"model": MODEL | {"dtype": "float16"}}, "model.dtype: bfloat16 → float16"),
+    ],
+)
+def test_unlike_machines_versions_and_models_are_refused_unless_allowed(
+    base: Path, tmp_path: Path, changes: dict[str, Any], name: str, capsys: Any
+) -> None:
+    unlike = write_samples(tmp_path / "b", **changes)
+    message = refusal(base, unlike)
+    assert name in message and "--allow-unlike" in message
+    assert main([str(base), str(unlike), "--allow-unlike"]) == 0
+    assert f"unlike: {name}" in capsys.readouterr().out
+
+
+def test_jobs_with_nothing_in_common_are_refused(base: Path, tmp_path: Path) -> None:
+    assert "measure.batch_sizes" in refusal(base, write_samples(tmp_path / "b", batch_sizes=(3, 5)))
+
+
+def test_rows_of_one_job_alone_are_counted(base: Path, tmp_path: Path, capsys: Any) -> None:
+    main([str(base), str(write_samples(tmp_path / "b", batch_sizes=(1, 2, 4)))])
+    assert "2 rows are in A alone" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_record_is_refused(base: Path, tmp_path: Path) -> None:
+    assert "result.json" in refusal(base, tmp_path / "nowhere")
+
+
+def test_of_two_plans_of_a_mode_the_one_in_force_is_compared(base: Path) -> None:
+    part = base / "parts"
+    assert not part.exists()
+    point = {"batch_size": 3, "mode": "graph", "context_len": 128, "timing": "isolated"}
+    from harness.record import JobRecord
+
+    with JobRecord(base) as record:
+        for padded in (8, 4):
+            rows = [
+                point | {"padded_batch_size": padded, "sample": i, "step_ms": float(padded)} for i in range(3)
+            ]
+            record.append_many("samples", rows)
+    (only,) = load_side("A", base).series.values()
+    assert only.padded_batch_size == 8 and set(only.step_ms) == {8.0}
+
+
+def test_a_job_cut_off_in_its_sweep_is_compared_by_what_it_has(base: Path, tmp_path: Path) -> None:
+    cut = write_samples(tmp_path / "b", seed=2, batch_sizes=(1, 2))
+    result = json.loads((cut / "result.json").read_text()) | {"status": "killed"}
+    (cut / "result.json").write_text(json.dumps(result))
+    assert {row.judgement.verdict for row in compare(load_side("A", base), load_side("B", cut)).rows} == {
+        Verdict.SAME
+    }
+
+
+def test_comparing_imports_no_torch_and_no_plotly(base: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; from harness.report.compare import main; main(sys.argv[1:]); "
+        "print(sorted({'torch', 'plotly', 'transformers', 'wandb'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(base), str(base)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
