@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 from harness.compose import config_path, register_resolvers, to_yaml
@@ -153,19 +152,20 @@ def _errors_raised() -> Iterator[None]:
 
 @contextmanager
 def _cancellation_raised() -> Iterator[None]:
-    """Make SIGTERM, by which a cluster cancels, an interrupt: the rows are written before the end."""
+    """Make SIGTERM, by which a cluster cancels, an interrupt: the rows are written before the end.
 
-    def on_term(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
+    And SIGINT, which a script's shell makes commands started with `&` ignore: it is how a sweep is ended.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, on_term)
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Task:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.config_hash import config_hash
 from harness.errors import ConfigError
-from harness.interruptions import JobKilledError, JobTimeoutError, interruptions_raised
+from harness.interruptions import Interruptions, JobKilledError, JobTimeoutError
 from harness.progress import CAPTURE, LOAD, PARITY, SIZE_SWEEP, WORKLOAD, Progress
 from harness.record import JobRecord, Status
 from harness.schema import Config, check, load_config
@@ -51,7 +52,7 @@ def _end(record: JobRecord, status: Status, error: BaseException | None = None) 
     if error is not None:
         parts["error"] = {
             "kind": getattr(error, "signal_name", type(error).__name__),
-            "message": str(error),
+            "message": str(error) or "no message",
             "traceback": "".join(traceback.format_exception(error)),
         }
     record.update(**parts)
@@ -75,12 +76,16 @@ class Experiment:
     def run(self) -> Status:
         """Run the phases; record and publish whatever happened."""
         status, error = Status.OK, None
-        try:
-            with interruptions_raised(self.config.job.timeout_s):
-                self._run_phases()
-        except BaseException as caught:
-            status, error = _status_of(caught), caught
-        return self._conclude(status, error)
+        with Interruptions() as interruptions:
+            try:
+                with interruptions.raised(self.config.job.timeout_s):
+                    self._run_phases()
+            except BaseException as caught:
+                status, error = _status_of(caught), caught
+            self._conclude(status, error)
+            with suppress(KeyboardInterrupt, JobKilledError), interruptions.raised():
+                self._publish(status)
+        return status
 
     def _run_phases(self) -> None:
         self.validate()
@@ -242,18 +247,23 @@ class Experiment:
             self.record.warn(warning)
         return asdict(statistics)
 
-    def _conclude(self, status: Status, error: BaseException | None) -> Status:
-        """Close the record, then publish it: a W&B failure costs no result."""
+    def _conclude(self, status: Status, error: BaseException | None) -> None:
+        """Write the status before all else: what else is to be written may be cut short, or fail."""
+        _end(self.record, status, error)
+        try:
+            self.record.finish_all()
+        except Exception as failure:  # the rows stay readable as parts
+            self.record.warn(f"a part was left as it is: {type(failure).__name__}: {failure}")
+        self.record.close()
+
+    def _publish(self, status: Status) -> None:
+        """Publish the record, then show it: a W&B failure, or an interrupt here, costs no result."""
         from harness.summary import print_summary
         from harness.tracking import publish
 
-        self.record.finish_all()
-        self.record.close()
-        _end(self.record, status, error)
         publish(self.record.job_dir)
         if not self.progress.quiet:
             print_summary(self.record.job_dir)
-        return status
 
 
 def _status_of(error: BaseException) -> Status:

@@ -127,6 +127,7 @@ def main() -> int:
     """Run the job of the folder named on the command line, in this process."""
     from harness.experiment import run_job
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the sweep was started with `&`
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     job_dir = Path(sys.argv[1])
     status = run_job(job_dir / CONFIG_FILE, job_dir)

@@ -46,6 +46,7 @@ def publish(job_dir: str | Path, timeout_s: float | None = None) -> dict[str, An
     published already stays so: one run a job. Call it after the final status is recorded, as the
     run's exit code follows from it. Raises only RecordError, for a folder that holds no record.
     """
+    job_dir = Path(job_dir).absolute()  # what is recorded must not depend on where this process stands
     result = read_result(job_dir)
     if (result["wandb"] or {}).get("status") == "ok":
         return dict(result["wandb"])
@@ -61,9 +62,18 @@ def publish(job_dir: str | Path, timeout_s: float | None = None) -> dict[str, An
     if mode != "disabled":
         limit_s = timeout_s or TIMEOUT_S.get(mode, TIMEOUT_S["online"])
         try:
-            outcome |= _within(limit_s, lambda: _publish(Path(job_dir), result, limit_s))
+            outcome |= _within(limit_s, lambda: _publish(job_dir, result, limit_s))
         except PublishError as error:
             outcome |= {"status": "failed", "reason": str(error)}
+        except BaseException as error:
+            reason = f"{type(error).__name__}; publish again with `{_command(str(job_dir))}`"
+            _note(job_dir, outcome | {"status": "failed", "reason": reason})
+            raise
+    return _note(job_dir, outcome)
+
+
+def _note(job_dir: str | Path, outcome: dict[str, Any]) -> dict[str, Any]:
+    """Record how the publishing went, and return it."""
     try:
         JobRecord.attach(job_dir).update(wandb=outcome)
     except OSError as error:  # W&B may have filled the disk itself; the record stands as it was
@@ -87,7 +97,11 @@ def _within(limit_s: float, work: Callable[[], dict[str, Any]]) -> dict[str, Any
 
     thread = threading.Thread(target=run, name="wandb-publish", daemon=True)
     thread.start()
-    thread.join(limit_s)
+    try:
+        thread.join(limit_s)
+    except BaseException:  # an interrupt; the thread may still be in the middle of a run
+        _abandon_wandb()
+        raise
     if failed:
         raise PublishError(_reason(failed[0])) from failed[0]
     if not done:

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from harness.experiment import run_job
-from harness.interruptions import JobKilledError, JobTimeoutError, interruptions_raised
 from harness.progress import Progress
 from harness.record import STREAMS, Status
 from harness.record_reader import read_bench_serve, read_result, read_stream
@@ -166,35 +163,3 @@ def test_result_json_is_plain_json_without_nan(job: Path) -> None:
     json.loads(
         (job / "result.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} in result.json")
     )
-
-
-def test_a_term_signal_becomes_an_exception_that_names_it() -> None:
-    with pytest.raises(JobKilledError) as caught, interruptions_raised(None):
-        signal.raise_signal(signal.SIGTERM)
-    assert caught.value.signal_name == "SIGTERM"
-
-
-def test_the_handlers_of_the_caller_are_restored() -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGALRM)
-    with interruptions_raised(60.0):
-        pass
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGALRM)) == before
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-def test_a_thread_runs_without_a_time_limit() -> None:
-    entered = []
-
-    def work() -> None:
-        with interruptions_raised(0.001):
-            entered.append(True)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert entered == [True]
-
-
-def test_the_time_limit_raises_with_the_remedy() -> None:
-    with pytest.raises(JobTimeoutError, match=r"job\.timeout_s=0\.01.*raise it"), interruptions_raised(0.01):
-        signal.pause()
