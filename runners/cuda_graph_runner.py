@@ -277,9 +277,16 @@ class CudaGraphRunner:
         self.graphs[size].replay()
         if stopwatch is not None:
             stopwatch.stop()
+        self._settle()
         if self.poison_padding:
             self.model_runner.kv.check_null_page()
         return prepare_ns
+
+    def _settle(self) -> None:
+        """Record the events of the staging buffers: after the launch the time costs the step nothing."""
+        self.buffers.settle()
+        self.model_runner.kv.settle()
+        self.model_runner.attn_backend.settle()
 
     def _prepare(self, batch: ForwardBatch, size: int) -> None:
         """Write the static inputs, then plan attention for exactly them."""

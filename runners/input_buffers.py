@@ -12,6 +12,7 @@ import torch
 from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch, ForwardMode
 from runners.paged_kv import NULL_PAGE, PADDING_ROW
+from runners.staging import CopyFences
 
 #: Copies that may be queued before `populate` has to wait for one of them.
 _NUM_STAGING_BUFFERS = 8
@@ -40,17 +41,6 @@ class _StagingBuffer:
         self.seq_lens_cpu = tensors["seq_lens"]
         self.arrays: dict[str, npt.NDArray[Any]] = {name: tensor.numpy() for name, tensor in tensors.items()}
         self.num_rows = 0
-        self._copied = torch.cuda.Event() if on_cuda else None
-
-    def wait(self) -> None:
-        """Return once the copy that reads this buffer has run."""
-        if self._copied is not None:
-            self._copied.synchronize()
-
-    def upload(self, target: torch.Tensor) -> None:
-        target.copy_(self.packed, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
 
 
 class InputBuffers:
@@ -88,9 +78,10 @@ class InputBuffers:
         self._staging = [
             _StagingBuffer(num_bytes, self._fields, max_bs, on_cuda) for _ in range(_NUM_STAGING_BUFFERS)
         ]
+        self._fences = CopyFences(_NUM_STAGING_BUFFERS, device)
         self._turn = 0
         self._static_batches: dict[int, ForwardBatch] = {}
-        self._staging[0].upload(self.packed)
+        self.packed.copy_(self._staging[0].packed)
 
     @property
     def seq_lens_cpu(self) -> torch.Tensor:
@@ -125,13 +116,16 @@ class InputBuffers:
                 f"a batch of {n} requests does not fit the static inputs for {self.max_bs}: capture a larger "
                 "size, or set runner.above_max=eager or split."
             )
-        self._turn = (self._turn + 1) % len(self._staging)
+        self._turn = self._fences.next_turn()
         staging = self._staging[self._turn]
-        staging.wait()
         on_device = self._write(staging, batch)
-        staging.upload(self.packed)
+        self.packed.copy_(staging.packed, non_blocking=True)
         for name, source in on_device:
             self._copy_on_device(name, source)
+
+    def settle(self) -> None:
+        """Note, after a launch, which host image its copy reads. A later `populate` does it otherwise."""
+        self._fences.settle()
 
     def _write(self, staging: _StagingBuffer, batch: ForwardBatch) -> list[tuple[str, torch.Tensor]]:
         """Write host inputs and padding rows to the image; return the inputs that are on the device."""

@@ -37,7 +37,7 @@ class PagedKV:
         page_size: tokens a page.
         max_requests: requests that may hold pages at the same time.
         max_seq_len: the longest request, in tokens; gives the width of the page table.
-        dtype: of the cache. float32, bfloat16 or float16.
+        dtype: of the cache: float32, bfloat16, float16, float8_e4m3fn or float8_e5m2.
         device: where the cache lives.
     """
 
@@ -180,6 +180,10 @@ class PagedKV:
         """Bring the device's page table up to date. Call it before planning a step."""
         self.table.flush()
 
+    def settle(self) -> None:
+        """Note, after a launch, which host buffers its copies read. A later `flush` does it otherwise."""
+        self.table.settle()
+
     # --- poison and checks ---------------------------------------------------------------------
 
     def zero_null_page(self) -> None:
@@ -190,7 +194,7 @@ class PagedKV:
         """Raise NullPageError if the null page holds NaN or an infinity. Reads the device."""
         for layer, caches in enumerate(zip(self.k_cache, self.v_cache, strict=True)):
             for name, cache in zip("KV", caches, strict=True):
-                if not bool(cache[NULL_PAGE].isfinite().all()):
+                if not bool(cache[NULL_PAGE].float().isfinite().all()):
                     raise NullPageError(
                         f"the {name} cache of layer {layer} holds a non-finite value in the null page: "
                         "a padding row wrote it, and every padding row of a later step would read it."
@@ -212,7 +216,7 @@ class PagedKV:
             return
         tail = tail.to(self.device)
         for cache in (*self.k_cache, *self.v_cache):
-            cache.flatten(0, 1).index_fill_(0, tail, float("nan"))
+            _fill(cache.flatten(0, 1), tail, float("nan"))
 
     def _tail_slots(self, row: int) -> IntArray:
         end = int(self.table.num_pages[row]) * self.page_size
@@ -237,10 +241,19 @@ class PagedKV:
             return
         index = torch.from_numpy(pages).to(self.device)
         for cache in (*self.k_cache, *self.v_cache):
-            cache.index_fill_(0, index, value)
+            _fill(cache, index, value)
 
     def captured_tensors(self) -> dict[str, torch.Tensor]:
         """Tensors whose addresses a captured graph holds, by name."""
         tensors = {"page_table": self.page_table}
         tensors |= {f"k_cache.{i}": cache for i, cache in enumerate(self.k_cache)}
         return tensors | {f"v_cache.{i}": cache for i, cache in enumerate(self.v_cache)}
+
+
+def _fill(target: torch.Tensor, index: torch.Tensor, value: float) -> None:
+    """Fill the lines `index` of `target`. By bit pattern: torch has no fill for a float8 tensor."""
+    if target.dtype.itemsize > 1:
+        target.index_fill_(0, index, value)
+        return
+    pattern = int(torch.tensor(value).to(target.dtype).view(torch.uint8))
+    target.view(torch.uint8).index_fill_(0, index, pattern)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +11,13 @@ import torch
 
 from runners.errors import RunnerError
 from runners.page_pool import NULL_PAGE
-from runners.staging import StagingRing
+from runners.staging import CopyFences
 
 #: The reserved row of the request table. All its columns are `NULL_PAGE`.
 PADDING_ROW = 0
+#: Changed entries of the table that one copy carries; uploads that may be queued before `flush` waits.
+_ENTRIES_PER_UPLOAD = 1024
+_QUEUED_UPLOADS = 8
 
 
 class RequestTable:
@@ -31,9 +35,11 @@ class RequestTable:
         self.num_pages = np.zeros(shape[0], dtype=np.int64)
         self._free_rows = list(range(max_requests, PADDING_ROW, -1))
         self._is_live = np.zeros(shape[0], dtype=np.bool_)
-        self._is_dirty = np.zeros(shape[0], dtype=np.bool_)
-        # A packed line is the row number and then its columns: one copy carries both.
-        self._staging = StagingRing((shape[0], 1 + shape[1]), torch.int32, device)
+        #: Flat index of each entry that the device does not know yet → its page.
+        self._changes: dict[int, int] = {}
+        self._width = max_pages_per_request
+        self._flat_table = self.page_table.view(-1)
+        self._uploads = _EntryUploads(device)
 
     @property
     def max_requests(self) -> int:
@@ -53,17 +59,18 @@ class RequestTable:
         start = int(self.num_pages[row])
         self.page_table_cpu[row, start : start + len(pages)] = pages
         self.num_pages[row] += len(pages)
-        self._is_dirty[row] = True
+        self._changes.update(enumerate(pages, row * self._width + start))
 
     def remove(self, row: int) -> list[int]:
         """Clear the row and return the pages it held."""
         self.check_live(row)
-        pages: list[int] = self.page_table_cpu[row, : self.num_pages[row]].tolist()
+        held = int(self.num_pages[row])
+        pages: list[int] = self.page_table_cpu[row, :held].tolist()
         # Old columns must not survive: a captured kernel reads the full width of the table.
-        self.page_table_cpu[row] = NULL_PAGE
+        self.page_table_cpu[row, :held] = NULL_PAGE
+        self._changes.update(enumerate(repeat(NULL_PAGE, held), row * self._width))
         self.lengths[row] = self.num_pages[row] = 0
         self._is_live[row] = False
-        self._is_dirty[row] = True
         self._free_rows.append(row)
         return pages
 
@@ -75,11 +82,53 @@ class RequestTable:
         return np.flatnonzero(self._is_live)
 
     def flush(self) -> None:
-        """Copy the rows that changed to the device: one packed copy, queued on the current stream."""
-        rows = np.flatnonzero(self._is_dirty)
-        if len(rows) == 0:
+        """Copy the entries that changed to the device, packed, queued on the current stream."""
+        if not self._changes:
             return
-        packed = np.concatenate([rows[:, None].astype(np.int32), self.page_table_cpu[rows]], axis=1)
-        lines = self._staging.upload(packed)
-        self.page_table.index_copy_(0, lines[:, 0].long(), lines[:, 1:])
-        self._is_dirty[:] = False
+        count = len(self._changes)
+        indices = np.fromiter(self._changes.keys(), np.int64, count)
+        pages = np.fromiter(self._changes.values(), np.int32, count)
+        self._changes.clear()
+        for start in range(0, count, _ENTRIES_PER_UPLOAD):
+            end = start + _ENTRIES_PER_UPLOAD
+            self._flat_table.index_copy_(0, *self._uploads.upload(indices[start:end], pages[start:end]))
+
+    def settle(self) -> None:
+        """Note, after a launch, which host buffers its copies read."""
+        self._uploads.fences.settle()
+
+
+class _EntryUploads:
+    """Brings entries of the table to the device in one copy of fixed size; the rest rewrites entry 0.
+
+    Of fixed size, because cutting tensors to length costs the host more than the copy of what is left.
+    Entry 0 belongs to the padding row: its page is always `NULL_PAGE`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.fences = CopyFences(_QUEUED_UPLOADS, device)
+        num_bytes = _ENTRIES_PER_UPLOAD * (8 + 4)
+        self._hosts = [
+            torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+            for _ in range(_QUEUED_UPLOADS)
+        ]
+        self._arrays = [tuple(part.numpy() for part in _parts(host)) for host in self._hosts]
+        self._target = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._target_parts = _parts(self._target)
+
+    def upload(
+        self, indices: npt.NDArray[np.int64], pages: npt.NDArray[np.int32]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the device's indices and pages, valid until the next upload."""
+        turn, count = self.fences.next_turn(), len(indices)
+        host_indices, host_pages = self._arrays[turn]
+        host_indices[:count], host_pages[:count] = indices, pages
+        host_indices[count:], host_pages[count:] = 0, NULL_PAGE
+        self._target.copy_(self._hosts[turn], non_blocking=True)
+        return self._target_parts
+
+
+def _parts(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the int64 indices and the int32 pages of a packed buffer."""
+    split = _ENTRIES_PER_UPLOAD * 8
+    return packed[:split].view(torch.int64), packed[split:].view(torch.int32)

@@ -2,49 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import numpy.typing as npt
 import torch
 
 
-class StagingRing:
-    """Uploads host arrays through a few host buffers in turn, pinned where the target is CUDA.
+class CopyFences:
+    """Turns over a few host buffers: one is handed out again only once the copies from it have run.
 
-    A buffer is written again only after the copy that reads it has run (an event says so): without
-    that, the device would receive the next step's numbers.
+    Without that the device would receive the next step's numbers. The event of a turn is recorded by
+    `settle`, at the latest when the next turn begins: so a step may queue its copies, launch its graph,
+    and only then spend the time. An event recorded late waits for more than it must, never for less.
 
     Args:
-        shape: the largest array of one upload; smaller ones use its first lines.
-        dtype: of the buffers.
-        device: the target.
-        depth: uploads that may be queued before `upload` has to wait.
+        depth: turns, and so the copies that may be queued before `next_turn` has to wait.
+        device: where the copies go; nothing to wait for unless it is CUDA.
     """
 
-    def __init__(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, depth: int = 2
-    ) -> None:
-        self._on_cuda = device.type == "cuda"
-        self._buffers = [torch.zeros(shape, dtype=dtype, pin_memory=self._on_cuda) for _ in range(depth)]
-        self._arrays = [buffer.numpy() for buffer in self._buffers]
-        make_event: Callable[[], torch.cuda.Event] = torch.cuda.Event
-        self._events = [make_event() for _ in range(depth)] if self._on_cuda else []
-        self._target = torch.zeros(shape, dtype=dtype, device=device)
+    def __init__(self, depth: int, device: torch.device) -> None:
+        self._events = [torch.cuda.Event() for _ in range(depth)] if device.type == "cuda" else []
+        self._depth = depth
         self._turn = 0
+        self._is_settled = True
 
-    @property
-    def pinned_bytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._buffers) if self._on_cuda else 0
-
-    def upload(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """Queue the copy of `array`; the returned device view is valid until the next upload."""
-        turn, n = self._turn, len(array)
-        self._turn = (turn + 1) % len(self._buffers)
-        if self._on_cuda:
+    def next_turn(self) -> int:
+        """Return the number of the buffer to write next, once no queued copy reads it."""
+        self.settle()
+        self._turn = turn = (self._turn + 1) % self._depth
+        self._is_settled = False
+        if self._events:
             self._events[turn].synchronize()
-        self._arrays[turn][:n] = array
-        view = self._target[:n].copy_(self._buffers[turn][:n], non_blocking=True)
-        if self._on_cuda:
-            self._events[turn].record()
-        return view
+        return turn
+
+    def settle(self) -> None:
+        """Mark what this turn's buffer feeds: everything queued on the current stream until now."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        if self._events:
+            self._events[self._turn].record()

@@ -46,6 +46,8 @@ class AttentionBackend(ABC):
     name: str
     #: True if cache content past a request's length never reaches the output, even when it is NaN.
     masks_tail: bool
+    #: Why `auto` took this backend in place of FlashInfer on a CUDA device; None if it did not.
+    fallback_reason: str | None = None
 
     @abstractmethod
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
@@ -110,6 +112,13 @@ class AttentionBackend(ABC):
         forward_batch: ForwardBatch,
     ) -> torch.Tensor:
         """As `forward_extend`, with one token a request."""
+
+    def settle(self) -> None:  # noqa: B027 - most backends have nothing to note
+        """Do what a planned step still owes once it has been launched, while the device works."""
+
+    def describe(self) -> dict[str, object]:
+        """Return what the backend came to, for the record: plain values by name."""
+        return {"backend": self.name, "fallback_reason": self.fallback_reason}
 
     def captured_tensors(self) -> dict[str, torch.Tensor]:
         """Static tensors whose addresses captured graphs read, by name (for the stale check)."""

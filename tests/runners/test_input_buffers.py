@@ -122,33 +122,6 @@ def test_host_lengths_of_a_batch_outlive_the_next_batches() -> None:
     assert lens.tolist() == [50, 51, 52, 53]
 
 
-class QueuedCopy:
-    """An event of a copy that has not run yet: waiting for it runs it."""
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-        self.is_queued = False
-
-    def record(self) -> None:
-        self.is_queued = True
-
-    def synchronize(self) -> None:
-        self.log.append("wait" if self.is_queued else "free")
-        self.is_queued = False
-
-
-def test_a_staging_buffer_is_waited_for_before_it_is_written_again() -> None:
-    buffers, log = make_buffers(), []
-    for staging in buffers._staging:
-        staging._copied = QueuedCopy(log)  # type: ignore[assignment]
-
-    depth = len(buffers._staging)
-    for _ in range(2 * depth):
-        buffers.populate(make_batch(2))
-
-    assert log == ["free"] * depth + ["wait"] * depth
-
-
 def test_inputs_on_the_device_are_copied_there_and_their_padding_rows_stay() -> None:
     class OnDevice(torch.Tensor):
         """A host tensor that says it is not one."""
