@@ -57,6 +57,8 @@ def runner_config(config: Config, device: torch.device) -> RunnerConfig:
         num_pages=config.attention.num_pages,
         kv_cache_dtype=config.attention.kv_cache_dtype,
         attention_backend=config.attention.backend,
+        use_tensor_cores=cast(Any, config.attention.use_tensor_cores),
+        prefill_kernel=cast(Any, config.attention.prefill),
         prefill_chunk_tokens=runner.prefill_chunk_tokens,
         capture_sizes=tuple(sizes),
         above_max=cast(Any, runner.above_max),

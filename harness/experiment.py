@@ -151,6 +151,7 @@ class Experiment:
         self.record.finish("capture")
         self.record.update(
             graph_backend=self.runner.graph_backend,
+            attention=self.runner.attn_backend.describe(),
             capture={"sizes": list(sizes), "policy": self.config.capture.policy, "seconds": seconds},
         )
         if self.config.padding.costs_path is not None and self.runner.graph_runner is not None:

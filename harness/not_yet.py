@@ -17,7 +17,6 @@ _CONFIG: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
         lambda c: c.model.implementation == "fused",
         "write model.implementation=transformers",
     ),
-    ("attention.backend", lambda c: c.attention.backend == "flashinfer", "write attention=torch"),
     ("runner.overlap", lambda c: c.runner.overlap, "write runner.overlap=false"),
     ("capture.policy", lambda c: c.capture.policy == "planned", "write capture=explicit capture.sizes=[...]"),
     ("compile.mode", lambda c: c.compile.mode != "none", "write compile=none"),

@@ -43,7 +43,7 @@ class Status(StrEnum):
 #: The fields of `result.json`. All are there from the start; null until their phase has written them.
 RESULT_FIELDS = (
     "schema_version", "status", "error", "started_at", "ended_at", "config", "config_hash", "environment",
-    "model", "memory", "capture", "parity", "size_sweep", "workload", "summary", "graph_backend", "timings",
+    "model", "memory", "attention", "capture", "parity", "size_sweep", "workload", "summary", "graph_backend", "timings",
     "wandb", "resumed_from", "warnings",
 )  # fmt: skip
 

@@ -18,6 +18,7 @@ def check_rules(config: Config) -> None:
     """Raise ConfigError for the first combination that cannot run. Imports no torch."""
     check_device(config)
     check_model(config)
+    check_attention(config)
     check_pool(config)
     check_capture(config)
     check_padding(config)
@@ -100,6 +101,26 @@ def _check_gguf(path: str | None) -> None:
             "gguf",
             f"the package {missing[0]} is not installed: pip install 'cudagraph-harness[gguf]'",
         )
+
+
+def check_attention(config: Config) -> None:
+    """What only FlashInfer has goes with FlashInfer."""
+    attention = config.attention
+    runs_torch = attention.backend == "torch" or config.device == "cpu"
+    if runs_torch and attention.kv_cache_dtype.startswith("float8"):
+        raise ConfigError(
+            "attention.kv_cache_dtype",
+            attention.kv_cache_dtype,
+            "only flashinfer computes over a float8 cache: write attention=flashinfer on a CUDA device, or auto here",
+        )
+    for name in ("use_tensor_cores", "prefill"):
+        value = getattr(attention, name)
+        if runs_torch and value != "auto":
+            raise ConfigError(
+                f"attention.{name}",
+                value,
+                "chooses among flashinfer's kernels, and this job runs torch's: leave it at auto",
+            )
 
 
 def check_pool(config: Config) -> None:

@@ -38,15 +38,21 @@ class ModelConfig:
 @dataclass
 class AttentionConfig:
     backend: str = one_of("auto", "auto", "torch", "flashinfer")
-    """`auto`: flashinfer on CUDA, torch elsewhere."""
+    """`auto`: flashinfer on CUDA where it can serve the model (else torch, with a warning), torch elsewhere."""
     page_size: int = number(16, ge=1)
     """Tokens a KV page."""
     num_pages: int | None = number(None, ge=2)
     """Pages of the KV pool, the reserved null page included; null: enough for every request at full length."""
     overcommit: bool = False
     """Admit a pool smaller than `max_batch_size` requests at full length; the scheduler then preempts."""
-    kv_cache_dtype: str = one_of("auto", "auto", "float32", "bfloat16", "float16")
-    """Type of the KV cache; `auto` is the model's."""
+    kv_cache_dtype: str = one_of(
+        "auto", "auto", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"
+    )
+    """Type of the KV cache; `auto` is the model's. The float8 ones need flashinfer."""
+    use_tensor_cores: str = one_of("auto", "auto", "always", "never")
+    """Decode on flashinfer's tensor-core kernels; `auto`: from four query heads a KV head on, and for float8."""
+    prefill: str = one_of("auto", "auto", "fa2", "fa3")
+    """Flashinfer's prefill kernels; `auto`: fa3 on Hopper where it is built, fa2 elsewhere."""
 
 
 @dataclass

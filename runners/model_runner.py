@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 
-from runners.attention import create_attention_backend
+from runners.attention import AttentionOptions, create_attention_backend
 from runners.capture import CaptureRecord
 from runners.cuda_graph_runner import CudaGraphRunner
 from runners.errors import RunnerError
@@ -24,9 +24,16 @@ from runners.step_policy import AboveMax, OnMiss
 from runners.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
+    from runners.attention.flashinfer_support import PrefillChoice, TensorCores
     from runners.models.loader import LoadedModel
 
-KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,9 @@ class RunnerConfig:
     #: `auto` (the model's dtype) or a key of `KV_DTYPES`.
     kv_cache_dtype: str = "auto"
     attention_backend: str = "auto"
+    #: FlashInfer's choices; see `runners.attention.flashinfer_support`.
+    use_tensor_cores: TensorCores = "auto"
+    prefill_kernel: PrefillChoice = "auto"
     #: The most new tokens of one prefill step; the scheduler's chunk.
     prefill_chunk_tokens: int = 512
     #: What happens to batches above the largest capture size.
@@ -157,9 +167,14 @@ class ModelRunner:
                 config.attention_backend,
                 loaded.groups,
                 self.kv,
-                max_batch_size=config.max_batch_size,
-                max_seq_len=config.max_seq_len,
-                device=self.device,
+                AttentionOptions(
+                    config.max_batch_size,
+                    config.max_seq_len,
+                    self.device,
+                    self.dtype,
+                    config.use_tensor_cores,
+                    config.prefill_kernel,
+                ),
             )
             fill = self.attn_backend.get_cuda_graph_seq_len_fill_value()
             self._eager_inputs = InputBuffers(config.max_batch_size, fill, self.device)

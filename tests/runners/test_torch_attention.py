@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from runners.attention import create_attention_backend
+from runners.attention import AttentionOptions, create_attention_backend
 from runners.attention.base import AttentionBackend, AttentionGroup, AttentionLayer
 from runners.errors import PlanLayoutError
 from runners.forward_batch import ForwardBatch, ForwardMode
@@ -45,9 +45,8 @@ class Sequences:
             dtype=torch.float32,
             device="cpu",
         )
-        self.backend = create_attention_backend(
-            "torch", groups, self.kv, max_batch_size=8, max_seq_len=MAX_SEQ_LEN, device=CPU
-        )
+        options = AttentionOptions(max_batch_size=8, max_seq_len=MAX_SEQ_LEN, device=CPU)
+        self.backend = create_attention_backend("torch", groups, self.kv, options)
         self.layers = [
             AttentionLayer(i, k, v)
             for i, (k, v) in enumerate(zip(self.kv.k_cache, self.kv.v_cache, strict=True))
@@ -267,11 +266,5 @@ def test_a_half_precision_cache_serves_a_float32_model() -> None:
 def test_a_backend_that_cannot_run_here_is_refused_by_name(name: str, device: str, message: str) -> None:
     sequences = Sequences([GROUPS["grouped-query"]])
     with pytest.raises(ValueError, match=message):
-        create_attention_backend(
-            name,
-            sequences.groups,
-            sequences.kv,
-            max_batch_size=1,
-            max_seq_len=MAX_SEQ_LEN,
-            device=torch.device(device),
-        )
+        options = AttentionOptions(1, MAX_SEQ_LEN, torch.device(device))
+        create_attention_backend(name, sequences.groups, sequences.kv, options)
