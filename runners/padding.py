@@ -7,6 +7,7 @@ Reason words in `StepPlan.reason` and `StepOutcome.reason`:
 | (empty) | the strategy applied as named |
 | `no_costs` | `cheapest` or `split` had no measured costs and did as `nearest` |
 | `cheaper_size`, `cheaper_split`, `cheaper_eager` | the measured costs spoke for it |
+| `noisy_costs` | they did, but by no more than their noise: as `nearest` |
 | `above_max` | the batch is above the largest capture size; `above_max` decided |
 | `not_captured` | no usable graph within range; `on_miss` decided |
 | `plan_layout` | the attention plan differed in layout from the captured one; `on_miss` decided |
@@ -65,16 +66,22 @@ class StepCosts:
     eager_ms: dict[int, float] = field(default_factory=dict)
     #: Backend of the graphs that were measured; None when unknown (injected costs).
     graph_backend: str | None = None
+    #: Interquartile range, in ms, of the times above whose measurement did not settle; others are absent.
+    graph_noise_ms: dict[int, float] = field(default_factory=dict)
+    eager_noise_ms: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> StepCosts:
         """Read the rows of a size sweep (columns of `sizes.csv`).
 
         Uses `step_ms_p50` of one context length, the first in the rows, so that like is compared
-        with like. Rows without a measurement are skipped.
+        with like. Rows without a measurement are skipped. `rel_iqr` of rows with an `unmet_condition`
+        is noise, where there are those columns.
         """
         graph_ms: dict[int, float] = {}
         eager_ms: dict[int, float] = {}
+        graph_noise_ms: dict[int, float] = {}
+        eager_noise_ms: dict[int, float] = {}
         backends: set[str] = set()
         context = None
         for row in rows:
@@ -86,10 +93,13 @@ class StepCosts:
             size, padded = int(row["batch_size"]), int(row["padded_batch_size"])
             if row["mode"] == "graph" and size == padded:
                 graph_ms[padded] = float(row["step_ms_p50"])
+                graph_noise_ms |= _noise_ms(row, padded)
                 backends.add(str(row["graph_backend"]))
             elif row["mode"] == "eager" and size == padded:
                 eager_ms[size] = float(row["step_ms_p50"])
-        return cls(graph_ms, eager_ms, backends.pop() if len(backends) == 1 else None)
+                eager_noise_ms |= _noise_ms(row, size)
+        backend = backends.pop() if len(backends) == 1 else None
+        return cls(graph_ms, eager_ms, backend, graph_noise_ms, eager_noise_ms)
 
     @classmethod
     def from_sizes_csv(cls, path: str | Path) -> StepCosts:
@@ -106,14 +116,24 @@ class StepCosts:
     def save(self, path: str | Path) -> None:
         """Write the costs as the columns of `sizes.csv` that `from_sizes_csv` reads."""
         backend = self.graph_backend or ""
-        rows = [("graph", backend, size, ms) for size, ms in sorted(self.graph_ms.items())]
-        rows += [("eager", "none", size, ms) for size, ms in sorted(self.eager_ms.items())]
+        kinds = (
+            ("graph", backend, self.graph_ms, self.graph_noise_ms),
+            ("eager", "none", self.eager_ms, self.eager_noise_ms),
+        )
         with Path(path).open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(COST_COLUMNS)
-            writer.writerows(
-                (size, size, mode, graph_backend, 0, ms) for mode, graph_backend, size, ms in rows
-            )
+            writer.writerow((*COST_COLUMNS, "rel_iqr", "unmet_condition"))
+            for mode, graph_backend, times_ms, noise_ms in kinds:
+                for size, ms in sorted(times_ms.items()):
+                    noise = (noise_ms[size] / ms, "did not settle") if size in noise_ms else ("", "")
+                    writer.writerow((size, size, mode, graph_backend, 0, ms, *noise))
+
+
+def _noise_ms(row: Mapping[str, Any], size: int) -> dict[int, float]:
+    """Return `{size: interquartile range in ms}` of a row that did not settle, else nothing."""
+    if not row.get("unmet_condition") or row.get("rel_iqr") in (None, ""):
+        return {}
+    return {size: float(row["rel_iqr"]) * float(row["step_ms_p50"])}
 
 
 @dataclass(frozen=True)
@@ -156,6 +176,20 @@ class PaddingStrategy(ABC):
         size = self.nearest(batch_size)
         return None if size is None else StepPlan("graph", (size,), reason)
 
+    def _unless_noisy(self, plan: StepPlan, batch_size: int, nearest: int) -> StepPlan:
+        """Return `plan`, or the nearest graph if the gain over it is no more than the noise of both."""
+        costs = self.costs
+        if plan.sizes == (nearest,) or nearest not in costs.graph_ms:
+            return plan
+        if plan.mode == "eager":
+            plan_ms, noise_ms = costs.eager_ms[batch_size], costs.eager_noise_ms.get(batch_size, 0.0)
+        else:
+            plan_ms = sum(costs.graph_ms[size] for size in plan.sizes)
+            noise_ms = sum(costs.graph_noise_ms.get(size, 0.0) for size in plan.sizes)
+        noise_ms += costs.graph_noise_ms.get(nearest, 0.0)
+        is_noise = noise_ms > 0 and costs.graph_ms[nearest] - plan_ms <= noise_ms
+        return StepPlan("graph", (nearest,), "noisy_costs") if is_noise else plan
+
 
 class Nearest(PaddingStrategy):
     """The smallest captured size ≥ the batch: what the engines do."""
@@ -194,8 +228,9 @@ class Cheapest(PaddingStrategy):
             return self._nearest_plan(batch_size, "no_costs")
         best = min(measured, key=lambda size: (self.costs.graph_ms[size], size))
         if self.costs.eager_ms.get(batch_size, float("inf")) < self.costs.graph_ms[best]:
-            return StepPlan("eager", (), "cheaper_eager")
-        return StepPlan("graph", (best,), "" if best == nearest else "cheaper_size")
+            return self._unless_noisy(StepPlan("eager", (), "cheaper_eager"), batch_size, nearest)
+        plan = StepPlan("graph", (best,), "" if best == nearest else "cheaper_size")
+        return self._unless_noisy(plan, batch_size, nearest)
 
 
 class Split(PaddingStrategy):
@@ -209,8 +244,10 @@ class Split(PaddingStrategy):
         if sizes is None:
             return self._nearest_plan(batch_size, "no_costs")
         if len(sizes) > 1:
-            return StepPlan("split", sizes, "cheaper_split")
-        return StepPlan("graph", sizes, "" if sizes == (nearest,) else "cheaper_size")
+            plan = StepPlan("split", sizes, "cheaper_split")
+        else:
+            plan = StepPlan("graph", sizes, "" if sizes == (nearest,) else "cheaper_size")
+        return self._unless_noisy(plan, batch_size, nearest)
 
 
 STRATEGIES: dict[str, type[PaddingStrategy]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,34 @@ def test_a_costs_file_without_the_columns_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_strategy_is_refused_with_the_choices() -> None:
     with pytest.raises(ValueError, match="padding.strategy=nearst is unknown: choose from nearest"):
         create_strategy("nearst", SIZES)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "plan", "gain_ms"),
+    [
+        ("cheapest", 3, StepPlan("graph", (8,), "cheaper_size"), 0.5),
+        ("cheapest", 5, StepPlan("eager", (), "cheaper_eager"), 2.5),
+        ("split", 3, StepPlan("split", (2, 1), "cheaper_split"), 1.0),
+    ],
+)
+def test_a_gain_within_the_noise_of_what_did_not_settle_is_no_gain(
+    name: str, batch_size: int, plan: StepPlan, gain_ms: float
+) -> None:
+    graph_ms = {1: 2.0, 2: 2.0, 4: 5.0, 8: 4.5}
+    quiet = StepCosts(graph_ms, {5: 2.0})
+    assert create_strategy(name, (1, 2, 4, 8), quiet).plan(batch_size) == plan
+    nearest = 4 if batch_size == 3 else 8
+    for noise_ms, chosen in ((0.9 * gain_ms, plan), (1.1 * gain_ms, graph(nearest, "noisy_costs"))):
+        noisy = replace(quiet, graph_noise_ms={nearest: noise_ms})
+        assert create_strategy(name, (1, 2, 4, 8), noisy).plan(batch_size) == chosen
+
+
+def test_only_rows_that_did_not_settle_are_noisy(tmp_path: Path) -> None:
+    row = {"batch_size": 4, "padded_batch_size": 4, "context_len": 8, "step_ms_p50": 2.0, "rel_iqr": 0.3}
+    graph_row = {**row, "mode": "graph", "graph_backend": "emulated", "unmet_condition": "rel_iqr 0.3 > 0.05"}
+    eager_row = {**row, "mode": "eager", "graph_backend": "none", "unmet_condition": None}
+    costs = StepCosts.from_rows([graph_row, eager_row])
+    assert costs.graph_noise_ms == {4: pytest.approx(0.6)}
+    assert costs.eager_noise_ms == {}
+    costs.save(tmp_path / "costs.csv")
+    assert StepCosts.from_sizes_csv(tmp_path / "costs.csv") == costs
