@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from harness.compose import config_path, register_resolvers, to_yaml
-from harness.errors import ConfigError
+from harness.errors import ConfigError, unwritable
 from harness.exit_codes import INTERRUPTED, INVALID, OK, exit_code, sweep_exit_code
 from harness.explain import explain
 from harness.isolation import CONFIG_FILE, conclude, log_failure, run_isolated
@@ -24,6 +24,7 @@ from harness.record import RESULT_FILE, JobRecord, Status
 from harness.record_reader import read_result
 from harness.schema import check, load_config, register
 from harness.sweep import SWEEP_FILE, SweepTable, failure_table
+from harness.terminal import say
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -67,7 +68,7 @@ def run_app(argv: Sequence[str]) -> int:
             # hydra.main would read sys.argv; this is what it calls.
             _run_hydra(args, parser, task, config_path(), "config")
         except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
+            say("interrupted", sys.stderr)
             task.report()
             return INTERRUPTED
         except Exception as error:
@@ -88,17 +89,11 @@ def _explained(
     if isinstance(error, ModuleNotFoundError):
         return None
     if isinstance(error, OSError) and error.filename is not None:
-        return ConfigError(
-            "output_dir", error.filename, f"{_strerror(error)}: give a folder that can be written"
-        )
+        return unwritable(error.filename, error)
     reason = next(iter(str(error).splitlines()), "no reason given")
     return ConfigError(
         "command line", " ".join(overrides), f"does not compose ({type(error).__name__}: {reason})"
     )
-
-
-def _strerror(error: OSError) -> str:
-    return error.strerror or type(error).__name__
 
 
 def _own_folders(args: argparse.Namespace) -> list[Path]:
@@ -196,9 +191,9 @@ class Task:
         """Run one point of a sweep; whatever happens to it is a row."""
         if self.table is None:
             self.table = SweepTable(job_dir.parent)
-            print(f"sweep: {self.table.folder}", flush=True)
+            say(f"sweep: {self.table.folder}")
         started = time.monotonic()
-        print(f"[{job_dir.name}] {overrides}", flush=True)
+        say(f"[{job_dir.name}] {overrides}")
         try:
             status = self._isolate(cfg, job_dir)
         except KeyboardInterrupt:
@@ -206,7 +201,7 @@ class Task:
             self.table.add(job_dir, overrides, time.monotonic() - started)
             raise
         row = self.table.add(job_dir, overrides, time.monotonic() - started)
-        print(f"[{job_dir.name}] {status} after {row['duration_s']:.1f} s", flush=True)
+        say(f"[{job_dir.name}] {status} after {row['duration_s']:.1f} s")
         if cfg.sweep.stop_on_first_failure and exit_code(status) != OK and self._stopped_by is None:
             self._stopped_by = job_dir.name
         return str(status)
@@ -232,8 +227,8 @@ class Task:
         if self.table is not None:
             failed = self.table.failed()
             if failed:
-                print(failure_table(failed), file=sys.stderr)
-            print(f"{len(self.table.rows)} row(s) in {self.table.folder / SWEEP_FILE}")
+                say(failure_table(failed), sys.stderr)
+            say(f"{len(self.table.rows)} row(s) in {self.table.folder / SWEEP_FILE}")
             return sweep_exit_code(self.table.statuses)
         return OK if self.status is None else exit_code(self.status)
 
@@ -315,7 +310,8 @@ def _record_failed(job_dir: Path, error: Exception) -> Status:
 
 def _print_failure(job_dir: Path, status: Status) -> None:
     error = read_result(job_dir)["error"] or {}
-    kind = "" if status is Status.INVALID_CONFIG else f"{error.get('kind')}: "
-    print(f"{status}: {kind}{error.get('message')}", file=sys.stderr)
-    if exit_code(status) != INVALID:
-        print(f"log: {job_dir / 'job.log'}", file=sys.stderr)
+    if exit_code(status) == INVALID:
+        say(f"error: {error.get('message')}", sys.stderr)
+        return
+    say(f"{status}: {error.get('kind')}: {error.get('message')}", sys.stderr)
+    say(f"log: {job_dir / 'job.log'}", sys.stderr)

@@ -31,6 +31,12 @@ class NotYetAvailable(ConfigError):
         return type(self), (self.field, self.value, self.instead)
 
 
+def unwritable(folder: object, error: OSError) -> ConfigError:
+    """Return the ConfigError for a job's folder that cannot be made or written."""
+    reason = error.strerror or type(error).__name__
+    return ConfigError("output_dir", folder, f"{reason}: give a folder that can be written")
+
+
 def as_written(value: object) -> str:
     """Return `value` as the command line spells it: `[1,2,4]`, `true`, `null`."""
     if value is None:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from harness.terminal import open_console
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bars
@@ -40,9 +42,7 @@ class Progress:
     def console(self) -> Console:
         """Where the progress is shown."""
         if self._console is None:
-            from rich.console import Console
-
-            self._console = Console(stderr=True, quiet=self.quiet, highlight=False)
+            self._console = open_console(stderr=True, quiet=self.quiet, highlight=False)
         return self._console
 
     def note(self, title: str, lines: Iterable[str] = ()) -> None:

@@ -5,6 +5,7 @@ Imports no torch: `--help`, `--cfg job` and the verbs that read records stay fas
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -295,12 +296,12 @@ def register() -> None:
 
 
 def load_config(resolved_yaml: str | Path) -> Config:
-    """Read a composed configuration, given as YAML text or as the path of a `.yaml` file, into its types.
+    """Read a composed configuration into its types: YAML text, or the path of a YAML file.
 
-    Raises ConfigError for an unknown key or a value of the wrong type; ranges and combinations are
-    `check`'s.
+    A text of one line is a path if it exists or ends in `.yaml` or `.yml`. Raises ConfigError for a file
+    that cannot be read, an unknown key or a value of the wrong type; ranges and combinations are `check`'s.
     """
-    from omegaconf import OmegaConf
+    from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
@@ -309,6 +310,8 @@ def load_config(resolved_yaml: str | Path) -> Config:
     given = None
     try:
         given = OmegaConf.create(_text(resolved_yaml))
+        if not isinstance(given, DictConfig):
+            raise ConfigError("configuration", "...", "must hold keys and values, as --cfg job prints them")
         config = cast(Config, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), given)))
     except OmegaConfBaseException as error:
         raise explain_omegaconf(error, given) from error
@@ -320,8 +323,20 @@ def load_config(resolved_yaml: str | Path) -> Config:
 
 
 def _text(resolved_yaml: str | Path) -> str:
-    is_path = isinstance(resolved_yaml, Path) or resolved_yaml.endswith((".yaml", ".yml"))
-    return Path(resolved_yaml).read_text(encoding="utf-8") if is_path else str(resolved_yaml)
+    if isinstance(resolved_yaml, str) and not _is_path(resolved_yaml):
+        return resolved_yaml
+    try:
+        return Path(resolved_yaml).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise ConfigError(
+            "configuration", resolved_yaml, f"{reason}: give a YAML file, or its text"
+        ) from error
+
+
+def _is_path(text: str) -> bool:
+    is_line = "\n" not in text.strip()
+    return is_line and (text.endswith((".yaml", ".yml")) or os.path.exists(text))  # Path.exists may raise
 
 
 def check(config: Config) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness.next_step import next_command
 from harness.record import Status
 from harness.record_reader import read_bench_serve, read_result, read_stream, read_table
+from harness.terminal import open_console
 from harness.tracking_content import MEMORY_CLASSES, recorded_files
 from harness.workload_shares import mode_shares, padding_waste
 
@@ -29,10 +30,9 @@ Row = Mapping[str, Any]
 
 def print_summary(job_dir: str | Path, console: Console | None = None) -> None:
     """Print what a job found, on stdout unless another console is given."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = console or Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    console = console or open_console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
     for part in summary_parts(Path(job_dir)):
         console.print(part, soft_wrap=isinstance(part, Text))
 
@@ -84,11 +84,13 @@ def _verdict(job_dir: Path, result: Row) -> Iterator[RenderableType]:
         yield Text(
             "UNVERIFIED: replay was not proven equal to eager; do not rely on these figures", style="bold red"
         )
+    elif parity and not parity.get("num_cases"):
+        yield Text("parity: no graphs, nothing to prove: an eager job is its own reference")
     elif parity:
         error_text = _number(parity.get("max_abs_error"), ".3g")
-        yield Text(
-            f"parity: replay equals eager in {parity.get('num_cases')} cases, max abs error {error_text}"
-        )
+        num_cases = parity["num_cases"]
+        cases = "1 case" if num_cases == 1 else f"{num_cases} cases"
+        yield Text(f"parity: replay equals eager in {cases}, max abs error {error_text}")
     if result["graph_backend"] == "emulated":
         yield Text(
             "no CUDA here: graphs are emulated, and no latency below is that of a CUDA graph", style="yellow"
