@@ -87,6 +87,7 @@ PREFILL_COLUMNS = {
     "context_len": "int64",
     "step_ms_p50": "float64",
     "num_samples": "int64",
+    "graph_backend": "string",
 }
 STEPS_SCHEMA = {
     "step": "int64",
@@ -104,6 +105,7 @@ STEPS_SCHEMA = {
     "replay_ms": "float64",
     "step_ms": "float64",
     "throttled": "bool",
+    "graph_backend": "string",
 }
 REQUESTS_SCHEMA = {
     "request_id": "int64",
@@ -228,7 +230,10 @@ class JobRecord:
         kind = STREAMS[stream]
         self._close(stream)
         path = self.job_dir / kind.file_name
-        replace_file(path, _encode_table(part_table(self.job_dir, kind), path.suffix))
+        metadata = {"schema_version": SCHEMA_VERSION}
+        if backend := self._result()["graph_backend"]:
+            metadata["graph_backend"] = backend
+        replace_file(path, _encode_table(part_table(self.job_dir, kind), path.suffix, metadata))
         kind.part(self.job_dir).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other streams still have rows there
             (self.job_dir / PARTS_DIR).rmdir()
@@ -306,15 +311,17 @@ def _json_bytes(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 
 
-def _encode_table(table: Any, suffix: str) -> bytes:
-    """Return a pyarrow table as the bytes of a CSV (null is an empty field) or Parquet file."""
+def _encode_table(table: Any, suffix: str, metadata: Mapping[str, str]) -> bytes:
+    """Return a pyarrow table as the bytes of a CSV (null is an empty field) or Parquet file.
+
+    Only Parquet has room for `metadata`.
+    """
     import pyarrow.csv
     import pyarrow.parquet
 
     buffer = io.BytesIO()
     if suffix == ".parquet":
-        versioned = table.replace_schema_metadata({"schema_version": SCHEMA_VERSION})
-        pyarrow.parquet.write_table(versioned, buffer)
+        pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), buffer)
     else:
         buffer.write((",".join(table.column_names) + "\n").encode())
         pyarrow.csv.write_csv(table, buffer, pyarrow.csv.WriteOptions(include_header=False))

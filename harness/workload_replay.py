@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,7 @@ class _Writer:
         self._record, self._stream = record, stream
         self._rows: list[Any] = []
 
-    def add(self, row: StepRow | RequestRow) -> None:
+    def add(self, row: Mapping[str, Any]) -> None:
         self._rows.append(row)
         if len(self._rows) >= _ROWS_PER_WRITE:
             self.flush()
@@ -113,7 +113,7 @@ def replay_workload(
 
     def on_step(row: StepRow) -> None:
         tally.add(row)
-        steps.add(row)
+        steps.add({**row, "graph_backend": "none" if row["mode"] == "eager" else runner.graph_backend})
         executor.look_at_clocks()
 
     def on_request(row: RequestRow) -> None:
