@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import traceback
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.config_hash import config_hash
-from harness.errors import ConfigError
+from harness.errors import ConfigError, unwritable
 from harness.interruptions import Interruptions, JobKilledError, JobTimeoutError
 from harness.progress import CAPTURE, LOAD, PARITY, SIZE_SWEEP, WORKLOAD, Progress
 from harness.record import JobRecord, Status
@@ -19,6 +21,7 @@ from harness.schema import Config, check, load_config
 if TYPE_CHECKING:
     import torch
 
+    from harness.parity import ParityReport
     from harness.workload.base import Workload
     from runners.capture import CaptureRecord
     from runners.model_runner import ModelRunner, RunnerConfig
@@ -34,14 +37,18 @@ def run_job(resolved_yaml: str | Path, job_dir: str | Path, progress: Progress |
 
     `resolved_yaml` is a composed configuration: YAML text, or the Path of a file. `job_dir` receives
     the record (DESIGN section 4). Importable without Hydra; every failure is a status in
-    `result.json`, with the error and its traceback.
+    `result.json`, with the error and its traceback. Raises ConfigError only where there is no such
+    folder to be had.
     """
-    record = JobRecord(job_dir)
+    try:
+        record = JobRecord(job_dir)
+    except OSError as error:
+        raise unwritable(job_dir, error) from error
     try:
         config = load_config(resolved_yaml)
         check(config)
-    except ConfigError as error:
-        return _end(record, Status.INVALID_CONFIG, error)
+    except Exception as error:
+        return _end(record, _status_of(error), error)
     record.update(config=asdict(config))
     return Experiment(config, record, progress or Progress()).run()
 
@@ -59,6 +66,21 @@ def _end(record: JobRecord, status: Status, error: BaseException | None = None) 
     return status
 
 
+def _timed(phase: Callable[[Experiment], None]) -> Callable[[Experiment], None]:
+    """Record the seconds that a phase took, also when it failed."""
+
+    @functools.wraps(phase)
+    def run(self: Experiment) -> None:
+        started = time.perf_counter()
+        try:
+            phase(self)
+        finally:
+            self.timings[f"{phase.__name__}_s"] = time.perf_counter() - started
+            self.record.update(timings=self.timings)
+
+    return run
+
+
 class Experiment:
     """The phases of a job, in the order in which they run."""
 
@@ -72,6 +94,10 @@ class Experiment:
         self.loaded: LoadedModel
         self.settings: RunnerConfig
         self.runner: ModelRunner
+        #: What parity has proven so far.
+        self.proof: ParityReport | None = None
+        #: Phase → its seconds.
+        self.timings: dict[str, float] = {}
 
     def run(self) -> Status:
         """Run the phases; record and publish whatever happened."""
@@ -96,6 +122,7 @@ class Experiment:
             self.size_sweep()
             self.workload_replay()
 
+    @_timed
     def validate(self) -> None:
         """Refuse what cannot run before a weight is loaded; write down what will run, and where."""
         from harness.build import model_spec
@@ -112,9 +139,12 @@ class Experiment:
         )
         if self.config.workload.enabled:
             self.workload = load_workload(self.config)
+            for change in self.workload.changed_requests():
+                self.record.warn(change)
             self.record.update(workload={"statistics": asdict(self.workload.statistics())})
             self.progress.note("workload", self.workload.statistics().lines())
 
+    @_timed
     def build(self) -> None:
         """Load the model, and see that the cache will fit beside it."""
         from harness.build import describe_model, runner_config
@@ -130,6 +160,7 @@ class Experiment:
         )
         budget.check()
 
+    @_timed
     def capture(self) -> None:
         """Build the runner, which captures its graphs: a row per size, largest first."""
         from harness.build import capture_list
@@ -157,19 +188,34 @@ class Experiment:
         if self.config.padding.costs_path is not None and self.runner.graph_runner is not None:
             self.runner.graph_runner.set_step_costs(StepCosts.from_sizes_csv(self.config.padding.costs_path))
 
+    @_timed
     def parity(self) -> None:
         """Prove that replay equals eager; a failure ends the job unless `on_failure=warn`."""
-        from harness.parity import check_parity, parity_batch_sizes
+        from harness.parity import parity_batch_sizes, sizes_chosen_by_cost
 
         config = self.config.parity
         if not config.enabled:
             self.record.update(parity={"verified": False, "reason": "parity.enabled=false"})
-            return
-        sizes = config.batch_sizes or parity_batch_sizes(
-            self.settings.capture_sizes, self.settings.max_batch_size
-        )
-        with self.progress.task(PARITY, total=len(sizes)) as task:
-            report = check_parity(self.runner, config, self.config.seed, sizes, lambda case: task.advance())
+        elif self.runner.graph_runner is None:
+            reason = "no graphs: an eager job is its own reference"
+            self.record.update(parity={"verified": True, "num_cases": 0, "reason": reason})
+        else:
+            largest = self.settings.max_batch_size
+            sizes = config.batch_sizes or parity_batch_sizes(self.settings.capture_sizes, largest)
+            self._prove({*sizes, *sizes_chosen_by_cost(self.runner)})
+
+    def _prove(self, batch_sizes: Collection[int]) -> None:
+        """Prove these batch sizes under the plans now in force, beside what is proven already."""
+        from harness.parity import check_parity
+
+        config = self.config.parity
+        with self.progress.task(PARITY, total=len(batch_sizes)) as task:
+            report = check_parity(
+                self.runner, config, self.config.seed, sorted(batch_sizes), lambda case: task.advance()
+            )
+        if self.proof is not None:
+            report.cases[:0] = self.proof.cases
+        self.proof = report
         self.record.update(parity=report.as_dict())
         if not report.verified:
             failed = next(case for case in report.cases if not case.passed)
@@ -178,6 +224,7 @@ class Experiment:
                 raise ParityFailedError(message)
             self.record.warn(f"parity failed and parity.on_failure=warn: {message}")
 
+    @_timed
     def size_sweep(self) -> None:
         """Time every batch size; the costs found go to the padding strategies that need them."""
         from harness.device import measure_copy_bandwidth
@@ -208,6 +255,7 @@ class Experiment:
         if self.config.padding.costs_path is None and self.runner.graph_runner is not None:
             self.runner.graph_runner.set_step_costs(StepCosts.from_rows(rows))
 
+    @_timed
     def workload_replay(self) -> None:
         """Let the requests arrive and the scheduler serve them; a row per step and per request."""
         from harness.workload_replay import differing_columns, replay_workload
@@ -215,6 +263,7 @@ class Experiment:
         if self.workload is None:
             return
         statistics = self._forecast(self.workload)
+        self._prove_plans_chosen_by_cost()
         with self.progress.task(WORKLOAD, total=len(self.workload)) as task:
             tally, latencies = replay_workload(
                 self.runner, self.workload, self.config, self.record, task.advance
@@ -233,6 +282,13 @@ class Experiment:
         )
         summary = {"clock": self.config.workload.clock, **latencies.bench_serve()}
         self.record.write_bench_serve(summary, self.runner.graph_backend)
+
+    def _prove_plans_chosen_by_cost(self) -> None:
+        """Prove the plans that the measured costs brought: parity ran before there were any."""
+        from harness.parity import sizes_chosen_by_cost
+
+        if self.proof is not None and (sizes := sizes_chosen_by_cost(self.runner, self.proof.cases)):
+            self._prove(sizes)
 
     def _forecast(self, workload: Workload) -> dict[str, Any]:
         """Say what batch to expect, and what can be relied on, before the first request is sent."""
@@ -263,6 +319,8 @@ class Experiment:
         from harness.tracking import publish
 
         publish(self.record.job_dir)
+        if status is Status.INVALID_CONFIG:
+            return  # nothing was measured, and the caller shows what is to be corrected
         if not self.progress.quiet:
             print_summary(self.record.job_dir)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from harness.probe import ProbeRequests
+from runners.errors import NoUsableGraphError
 from runners.padding import StepPlan
 
 if TYPE_CHECKING:
@@ -55,7 +56,11 @@ class ParityCase:
     num_top1_violations: int
     min_top2_gap: float
     passed: bool
+    #: Why it failed.
     reason: str = ""
+    #: Padded sizes of the parts, and why the step ran so (the words of `runners.padding`).
+    sizes: tuple[int, ...] = ()
+    plan_reason: str = ""
 
 
 @dataclass
@@ -106,6 +111,24 @@ def parity_batch_sizes(capture_bs: Sequence[int], max_batch_size: int) -> list[i
     return sorted({*_thin(on), *_thin(off), *above})
 
 
+def sizes_chosen_by_cost(runner: ModelRunner, proven: Sequence[ParityCase] = ()) -> list[int]:
+    """Return a batch size for each plan that only measured costs bring about and that is not proven yet."""
+    graphs = runner.graph_runner
+    if graphs is None:
+        return []
+    seen = {(case.mode, case.sizes) for case in proven}
+    chosen = []
+    for batch_size in range(min(runner.config.max_batch_size, runner.config.num_kv_pages - 1), 0, -1):
+        try:
+            plan = graphs.plan(batch_size)
+        except NoUsableGraphError:
+            continue
+        if plan.mode != "eager" and plan.reason.startswith("cheaper") and (plan.mode, plan.sizes) not in seen:
+            seen.add((plan.mode, plan.sizes))
+            chosen.append(batch_size)
+    return chosen
+
+
 def _thin(sizes: Sequence[int]) -> list[int]:
     if len(sizes) <= _MAX_CASES_A_KIND:
         return list(sizes)
@@ -118,6 +141,20 @@ def ragged_lengths(num_requests: int, page_size: int, max_len: int) -> list[int]
     edge = page_size * max(1, min(4, max_len // page_size - 1))
     pattern = [edge, 1, edge + 1, 2, max(1, edge - 1), page_size + 1, page_size, 2 * page_size - 1]
     return [min(max_len, max(1, pattern[i % 8] + (i // 8) % 3)) for i in range(num_requests)]
+
+
+def fit_lengths(lengths: Sequence[int], page_size: int, num_pages: int) -> list[int]:
+    """Return the lengths, the last ones shortened where they take more than `num_pages` pages together.
+
+    Each request keeps one page, so there may be at most `num_pages` of them.
+    """
+    room = num_pages - len(lengths)
+    fitting = []
+    for length in lengths:
+        more = min(-(-length // page_size) - 1, room)
+        room -= more
+        fitting.append(min(length, (1 + more) * page_size))
+    return fitting
 
 
 def check_parity(
@@ -139,7 +176,10 @@ def check_parity(
     )
     capture_bs = graphs.capture_bs if graphs is not None else []
     sizes = list(batch_sizes or parity_batch_sizes(capture_bs, runner.config.max_batch_size))
-    lengths = ragged_lengths(max(sizes), runner.config.page_size, runner.config.max_seq_len)
+    room = runner.config.num_kv_pages - 1
+    sizes = sorted({min(size, room) for size in sizes})  # a request takes a page at least
+    lengths = ragged_lengths(sizes[-1], runner.config.page_size, runner.config.max_seq_len)
+    lengths = fit_lengths(lengths, runner.config.page_size, room)
     with ProbeRequests(runner, lengths, seed) as probe, poisoned_padding(runner):
         for batch_size in sorted(sizes, reverse=True):
             case = _compare(runner, probe, batch_size, report)
@@ -191,6 +231,8 @@ def _compare(runner: ModelRunner, probe: ProbeRequests, batch_size: int, report:
         min_top2_gap=min_gap,
         passed=not reason,
         reason=reason,
+        sizes=outcome.sizes,
+        plan_reason=outcome.reason,
     )
 
 

@@ -244,6 +244,11 @@ def check_batches(config: Config) -> None:
     largest, longest = config.runner.max_batch_size, config.model.max_seq_len
     check_within("measure.batch_sizes", config.measure.batch_sizes, "runner.max_batch_size", largest)
     check_within("parity.batch_sizes", config.parity.batch_sizes, "runner.max_batch_size", largest)
+    if config.attention.num_pages is not None:
+        pages = config.attention.num_pages
+        check_within(
+            "parity.batch_sizes", config.parity.batch_sizes, "attention.num_pages less one", pages - 1
+        )
     if not config.measure.enabled:
         return
     if not config.measure.context_lens:
@@ -251,7 +256,24 @@ def check_batches(config: Config) -> None:
             "measure.context_lens", [], "give at least one length, such as [128], or add measure=none"
         )
     check_within("measure.context_lens", config.measure.context_lens, "model.max_seq_len", longest)
+    check_room(config)
     check_within("measure.prefill_tokens", config.measure.prefill_tokens, "model.max_seq_len", longest)
+
+
+def check_room(config: Config) -> None:
+    """The batches to measure fit into the pool; a list that is chosen here is cut to what fits."""
+    attention, measure = config.attention, config.measure
+    if attention.num_pages is None or not measure.batch_sizes:
+        return
+    longest = max(measure.context_lens)
+    room = (attention.num_pages - 1) // -(-longest // attention.page_size)
+    if max(measure.batch_sizes) > room:
+        raise ConfigError(
+            "measure.batch_sizes",
+            measure.batch_sizes,
+            f"attention.num_pages={attention.num_pages} holds {room} requests of {longest} tokens: remove what is "
+            "over that, leave the list empty, lower measure.context_lens or raise attention.num_pages",
+        )
 
 
 def check_within(field: str, values: list[int], limit_field: str, limit: int) -> None:

@@ -46,6 +46,11 @@ def sweep_batch_sizes(capture_bs: Sequence[int], max_batch_size: int) -> list[in
     return sorted(on | set(off[::step]))
 
 
+def fitting_requests(num_pages: int, page_size: int, context_len: int) -> int:
+    """Return how many requests of `context_len` tokens a pool holds beside its null page."""
+    return (num_pages - 1) // -(-context_len // page_size)
+
+
 class SizeSweep:
     """Measures every point and hands each finished row to `on_row`.
 
@@ -67,11 +72,13 @@ class SizeSweep:
         """List what will be measured: per context and batch size, the strategy's plan and eager."""
         graphs = self._runner.graph_runner
         capture_bs = graphs.capture_bs if graphs is not None else []
-        sizes = self._config.batch_sizes or sweep_batch_sizes(capture_bs, self._runner.config.max_batch_size)
+        config = self._runner.config
+        sizes = self._config.batch_sizes or sweep_batch_sizes(capture_bs, config.max_batch_size)
         return [
             SweepPoint(batch_size, context_len, plan)
             for context_len in self._config.context_lens
             for batch_size in sorted(sizes)
+            if batch_size <= fitting_requests(config.num_kv_pages, config.page_size, context_len)
             for plan in self._plans(batch_size)
         ]
 
@@ -230,6 +237,7 @@ def sweep_prefill(
                 "context_len": num_tokens,
                 "step_ms_p50": float(np.median(samples)),
                 "num_samples": len(samples),
+                "graph_backend": "none",  # prompts never run by graphs
             }
         )
 

@@ -46,6 +46,20 @@ class Workload:
     def __len__(self) -> int:
         return len(self.arrival_s)
 
+    def changed_requests(self) -> list[str]:
+        """Say in a line each what became of requests longer than `model.max_seq_len`."""
+        lines = []
+        for note, happened, instead in (
+            ("num_clipped", "shortened", "skip"),
+            ("num_skipped", "left out", "clip"),
+        ):
+            if number := self.notes.get(note):
+                lines.append(
+                    f"{number} requests longer than model.max_seq_len were {happened}: raise it, or write "
+                    f"workload.over_length={instead}"
+                )
+        return lines
+
     def request(self, index: int) -> Request:
         return Request(
             index,

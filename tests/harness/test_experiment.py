@@ -2,19 +2,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from harness.errors import ConfigError
 from harness.experiment import run_job
 from harness.progress import Progress
 from harness.record import STREAMS, Status
-from harness.record_reader import read_bench_serve, read_result, read_stream
+from harness.record_reader import read_bench_serve, read_result, read_stream, read_table
+from harness.schema import load_config
+from harness.summary import summary_text
 from runners.attention.torch_backend import TorchAttentionBackend
-from runners.forward_batch import ForwardMode
+from runners.forward_batch import ForwardBatch, ForwardMode
+from runners.graph_backend import EmulatedGraph
+from runners.padding import StepCosts
 from tests.harness.tiny import tiny_yaml
 
 QUIET = Progress(quiet=True)
+_part = ForwardBatch.part
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +56,24 @@ def test_every_row_that_bears_a_latency_says_which_backend_it_ran_on(job: Path) 
     sizes = read_stream(job, "sizes")
     assert set(sizes[sizes["mode"] == "graph"]["graph_backend"]) == {"emulated"}
     assert set(sizes[sizes["mode"] == "eager"]["graph_backend"]) == {"none"}
+    steps, prefill = read_stream(job, "steps"), read_stream(job, "prefill")
+    assert set(steps[steps["phase"] == "decode"]["graph_backend"]) == {"emulated"}
+    assert (
+        set(steps[steps["phase"] == "prefill"]["graph_backend"]) == set(prefill["graph_backend"]) == {"none"}
+    )
+    for name in ("steps", "requests", "samples"):
+        metadata = read_table(job, name).schema.metadata
+        assert metadata[b"graph_backend"] == b"emulated", name
     bench = read_bench_serve(job)
     assert bench is not None and bench["graph_backend"] == "emulated"
+
+
+def test_the_seconds_of_every_phase_are_recorded(job: Path) -> None:
+    timings = read_result(job)["timings"]
+    assert list(timings) == [
+        f"{name}_s" for name in ("validate", "build", "capture", "parity", "size_sweep", "workload_replay")
+    ]
+    assert all(seconds > 0 for seconds in timings.values())
 
 
 def test_every_request_is_answered_once_and_the_summary_counts_them(job: Path) -> None:
@@ -77,6 +100,167 @@ def test_an_invalid_configuration_is_recorded_before_a_weight_is_loaded(
     assert run_job(tiny_yaml({"capture.sizes": [8]}), tmp_path, QUIET) is Status.INVALID_CONFIG
     error = read_result(tmp_path)["error"]
     assert "capture.sizes" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Path("nowhere.yaml"),
+        "nowhere.yaml",
+        "seed: 0 # as in mine.yaml",
+        "not_a_config.txt",
+        Path("."),
+        "[1, 2]",
+        "\x00",
+        "a" * 5000,
+    ],
+)
+def test_what_is_no_configuration_is_recorded_as_invalid(
+    given: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("not_a_config.txt").write_bytes(b"\xff\xfe")
+    assert run_job(given, tmp_path / "job", QUIET) is Status.INVALID_CONFIG
+    assert read_result(tmp_path / "job")["status"] == "invalid_config"
+
+
+def test_a_configuration_is_read_from_a_path_or_from_its_text(tmp_path: Path) -> None:
+    for name in ("job.yaml", "job.yml", "job.txt"):
+        (tmp_path / name).write_text("seed: 7\n")
+        assert load_config(str(tmp_path / name)).seed == load_config(tmp_path / name).seed == 7
+    assert load_config("seed: 7").seed == 7
+    assert load_config("seed: 7\ntracking: {project: x.yaml}").tracking.project == "x.yaml"
+    assert load_config("").seed == 0
+
+
+def test_an_error_of_our_own_before_the_first_phase_is_a_recorded_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(config: object) -> None:
+        raise ZeroDivisionError("a rule is wrong")
+
+    monkeypatch.setattr("harness.experiment.check", fail)
+    assert run_job(tiny_yaml(), tmp_path, QUIET) is Status.FAILED
+    assert read_result(tmp_path)["error"]["kind"] == "ZeroDivisionError"
+
+
+def test_a_folder_that_cannot_be_had_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"output_dir=.*file: File exists: give a folder"):
+        run_job(tiny_yaml(), tmp_path / "file", QUIET)
+
+
+def test_a_refused_job_prints_no_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("harness.memory._free_host_bytes", lambda: 1)
+    assert run_job(tiny_yaml(), tmp_path) is Status.INVALID_CONFIG
+    assert capsys.readouterr().out == ""
+
+
+def test_a_pool_smaller_than_the_batch_is_preempted_and_still_proven_and_measured(tmp_path: Path) -> None:
+    overcommitted = {
+        "attention.overcommit": True,
+        "attention.num_pages": 6,
+        "model.max_seq_len": 64,
+        "runner.max_batch_size": 8,
+        "capture.sizes": [2, 4, 8],
+        "measure.batch_sizes": [],
+        "workload.prompt_len": 20,
+        "workload.output_len": 40,
+        "workload.max_requests": 8,
+        "workload.request_rate": float("inf"),
+    }
+    assert run_job(tiny_yaml(overcommitted), tmp_path, QUIET) is Status.OK, read_result(tmp_path)["error"]
+    result = read_result(tmp_path)
+    assert result["workload"]["num_preemptions"] > 0
+    assert result["parity"]["verified"] is True
+    assert max(case["batch_size"] for case in result["parity"]["cases"]) == 5
+    assert read_stream(tmp_path, "sizes")["batch_size"].max() == 2
+    assert sorted(read_stream(tmp_path, "requests")["request_id"]) == list(range(8))
+
+
+def test_points_that_the_pool_cannot_hold_are_refused_before_a_weight_is_loaded(tmp_path: Path) -> None:
+    config = {"attention.overcommit": True, "attention.num_pages": 6, "model.max_seq_len": 64}
+    assert (
+        run_job(tiny_yaml(config | {"measure.batch_sizes": [2, 3]}), tmp_path, QUIET) is Status.INVALID_CONFIG
+    )
+    message = read_result(tmp_path)["error"]["message"]
+    assert "measure.batch_sizes=[2,3]: attention.num_pages=6 holds 2 requests of 24 tokens" in message
+
+
+def test_plans_that_measured_costs_bring_are_proven_before_the_workload_runs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = StepCosts({1: 1.0, 2: 1.0, 4: 9.0}, {}, "emulated")
+    monkeypatch.setattr(StepCosts, "from_rows", lambda rows: costs)
+    config = tiny_yaml(
+        {"padding.strategy": "split", "capture.sizes": [1, 2, 4], "workload.request_rate": 1e6}
+    )
+    assert run_job(config, tmp_path, QUIET) is Status.OK, read_result(tmp_path)["error"]
+    cases = read_result(tmp_path)["parity"]["cases"]
+    proven = {(case["mode"], tuple(case["sizes"])) for case in cases}
+    assert {("graph", (4,)), ("split", (2, 2)), ("split", (2, 1))} <= proven
+    assert {case["plan_reason"] for case in cases} == {"no_costs", "cheaper_split"}
+    steps = read_stream(tmp_path, "steps")
+    assert "cheaper_split" in set(steps["reason"])
+
+
+def test_a_plan_by_cost_that_is_wrong_fails_parity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepCosts, "from_rows", lambda rows: StepCosts({2: 1.0, 4: 9.0}, {}, "emulated"))
+    monkeypatch.setattr(  # a split that gives each part the requests of the first
+        ForwardBatch, "part", lambda batch, start, end: _part(batch, 0, end - start)
+    )
+    config = tiny_yaml({"padding.strategy": "split"})
+    assert run_job(config, tmp_path, QUIET) is Status.PARITY_FAILED
+    assert read_result(tmp_path)["parity"]["cases"][-1]["plan_reason"] == "cheaper_split"
+
+
+@pytest.mark.parametrize(("over_length", "number"), [("clip", "6 requests"), ("skip", "requests longer")])
+def test_requests_that_are_not_those_asked_for_are_warned_about(
+    over_length: str, number: str, tmp_path: Path
+) -> None:
+    lengths = {"distribution": "uniform", "min": 20, "max": 90}
+    config = {
+        "model.max_seq_len": 64,
+        "workload.over_length": over_length,
+        "workload.prompt_len": 90 if over_length == "clip" else lengths,
+    }
+    assert run_job(tiny_yaml(config), tmp_path, QUIET) is Status.OK, read_result(tmp_path)["error"]
+    (warning,) = [text for text in read_result(tmp_path)["warnings"] if "model.max_seq_len" in text]
+    assert number in warning
+    assert warning in summary_text(tmp_path)
+
+
+def _out_of_memory(*_: object, **__: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB, of which 1.00 GiB is free.")
+
+
+def test_a_capture_without_memory_says_how_far_it_came_and_what_to_lower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture, captured = EmulatedGraph.capture, []
+
+    def fail_on_the_second(graph: EmulatedGraph, *args: Any) -> None:
+        captured.append(graph)
+        capture(graph, *args) if len(captured) == 1 else _out_of_memory()
+
+    monkeypatch.setattr(EmulatedGraph, "capture", fail_on_the_second)
+    assert run_job(tiny_yaml(), tmp_path, QUIET) is Status.CAPTURE_OOM
+    error = read_result(tmp_path)["error"]
+    assert error["kind"] == "CaptureOutOfMemoryError"
+    assert "size 2 ran out of memory" in error["message"]
+    assert list(read_stream(tmp_path, "capture")["capture_size"]) == [4]
+
+
+@pytest.mark.parametrize("where", ["runners.models.loader.load_model", "harness.executor.extend_batch"])
+def test_memory_that_runs_out_elsewhere_is_a_failure_of_that_kind(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, _out_of_memory)
+    assert run_job(tiny_yaml({"measure.enabled": False}), tmp_path, QUIET) is Status.FAILED
+    result = read_result(tmp_path)
+    assert (result["status"], result["error"]["kind"]) == ("failed", "OutOfMemoryError")
 
 
 def test_an_unsupported_family_is_refused_by_name(tmp_path: Path) -> None:
@@ -155,6 +339,8 @@ def test_costs_of_one_run_make_the_batches_of_two_others_equal(job: Path, tmp_pa
 def test_an_eager_job_captures_nothing_and_says_so(tmp_path: Path) -> None:
     assert run_job(tiny_yaml({"runner.kind": "eager"}), tmp_path, QUIET) is Status.OK
     result = read_result(tmp_path)
+    assert (result["parity"]["verified"], result["parity"]["num_cases"]) == (True, 0)
+    assert "parity: no graphs, nothing to prove" in summary_text(tmp_path)
     assert result["graph_backend"] == "none"
     assert result["workload"]["mode_shares"] == {"eager": 1.0}
 
