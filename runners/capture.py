@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from runners.capture_memory import read_memory
 from runners.errors import CaptureError, CaptureOutOfMemoryError, RunnerError
 from runners.forward_batch import ForwardBatch
 from runners.graph_backend import DecodeGraph, create_graph
 from runners.graph_pool import PoolHandle
+from runners.models.head_output import head_writes_to
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _ASKED = re.compile(r"tried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)", re.IGNORECASE)
@@ -57,15 +59,22 @@ class StepCapturer:
         num_warmup_steps: eager steps before each capture, ≥ 1: they load kernels lazily, which a capture
             must not, and the first one tells the shape and dtype of the logits.
         dump_dir: folder for the graphs in DOT, or None.
+        head: the module that makes the logits; it writes them to the output buffer if it can.
     """
 
     def __init__(
-        self, device: torch.device, pool: PoolHandle, num_warmup_steps: int, dump_dir: Path | None = None
+        self,
+        device: torch.device,
+        pool: PoolHandle,
+        num_warmup_steps: int,
+        dump_dir: Path | None = None,
+        head: nn.Module | None = None,
     ) -> None:
         self._device = device
         self._pool = pool
         self._num_warmup_steps = num_warmup_steps
         self._dump_dir = dump_dir
+        self._head = head
         #: `[largest size, vocab_size]`, made by the first capture.
         self.output: torch.Tensor | None = None
 
@@ -80,7 +89,10 @@ class StepCapturer:
 
         def step() -> None:
             # One buffer for all sizes: a graph that kept its own logits would keep its own memory too.
-            output.copy_(forward(batch))
+            with head_writes_to(self._head, output):
+                logits = forward(batch)
+            if logits.data_ptr() != output.data_ptr():
+                output.copy_(logits)
 
         graph = create_graph(self._device, self._dump_dir and self._dump_dir / f"decode_{size}.dot")
         graph.capture(step, self._pool)
