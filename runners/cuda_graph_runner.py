@@ -29,6 +29,7 @@ from runners.graph_pool import (
     set_global_graph_memory_pool,
 )
 from runners.input_buffers import InputBuffers
+from runners.models.head_output import output_head
 from runners.padding import StepCosts, StepOutcome, StepPlan
 from runners.step_policy import StepLog, StepPolicy
 
@@ -131,7 +132,9 @@ class CudaGraphRunner:
         runner, config = self.model_runner, self.model_runner.config
         pool = acquire_graph_pool(self, self.graph_backend)
         dump_dir = None if config.graph_dump_dir is None else Path(config.graph_dump_dir)
-        capturer = StepCapturer(self.device, pool, config.num_warmup_steps, dump_dir)
+        capturer = StepCapturer(
+            self.device, pool, config.num_warmup_steps, dump_dir, output_head(runner.model)
+        )
         runner.kv.zero_null_page()
         for size in reversed(self.capture_bs):
             self._size_in_progress = size
@@ -235,10 +238,12 @@ class CudaGraphRunner:
         if plan.mode == "eager":
             logits, prepare_ns = self._run_eager(batch, plan, started)
         else:
-            self._addresses.check(self._static_tensors())
+            static = self._static_tensors()
+            self._addresses.check(static)
             self.model_runner.kv.flush()
             run = self._run_graph if plan.mode == "graph" else self._run_split
             logits, prepare_ns = run(batch, plan, started)
+            self._addresses.confirm(static)
         self._log.add(batch.batch_size, plan, prepare_ns)
         return LogitsProcessorOutput(logits.clone() if self.copy_output else logits)
 
@@ -299,7 +304,7 @@ class CudaGraphRunner:
             static.seq_lens,
             batch.seq_lens_sum + (size - batch.batch_size) * self.seq_len_fill_value,
             ForwardMode.DECODE,
-            buffers.seq_lens_cpu[:size],
+            buffers.first_seq_lens_cpu(size),
         )
 
     def _run_eager(self, batch: ForwardBatch, plan: StepPlan, started: int) -> tuple[torch.Tensor, int]:

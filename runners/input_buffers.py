@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,10 @@ from runners.staging import CopyFences
 
 #: Copies that may be queued before `populate` has to wait for one of them.
 _NUM_STAGING_BUFFERS = 8
+#: The static inputs, in the order of `_layout`; lengths are taken where the host has them.
+_inputs_of: Callable[[ForwardBatch], tuple[torch.Tensor, ...]] = attrgetter(
+    "input_ids", "positions", "out_cache_loc", "req_pool_indices", "seq_lens_cpu"
+)
 
 
 @dataclass(frozen=True)
@@ -38,9 +44,19 @@ class _StagingBuffer:
         tensors = {name: f.view(self.packed, max_bs) for name, f in fields.items()}
         for name, f in fields.items():
             tensors[name].fill_(f.fill)
-        self.seq_lens_cpu = tensors["seq_lens"]
-        self.arrays: dict[str, npt.NDArray[Any]] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        self._seq_lens_cpu = tensors["seq_lens"]
+        self._lens_views: dict[int, torch.Tensor] = {}
+        #: Name, rows and fill of each field.
+        self.columns: list[tuple[str, npt.NDArray[Any], int]] = [
+            (name, tensors[name].numpy(), f.fill) for name, f in fields.items()
+        ]
         self.num_rows = 0
+
+    def seq_lens_cpu(self, num_rows: int) -> torch.Tensor:
+        """`[num_rows]`. Views are kept: cutting one costs as much as all its step's arithmetic."""
+        if num_rows not in self._lens_views:
+            self._lens_views[num_rows] = self._seq_lens_cpu[:num_rows]
+        return self._lens_views[num_rows]
 
 
 class InputBuffers:
@@ -89,7 +105,11 @@ class InputBuffers:
 
         Valid for the next `_NUM_STAGING_BUFFERS - 1` calls of `populate`.
         """
-        return self._staging[self._turn].seq_lens_cpu
+        return self.first_seq_lens_cpu(self.max_bs)
+
+    def first_seq_lens_cpu(self, num_rows: int) -> torch.Tensor:
+        """Return the first `num_rows` of `seq_lens_cpu`."""
+        return self._staging[self._turn].seq_lens_cpu(num_rows)
 
     @property
     def fills(self) -> dict[str, int]:
@@ -132,22 +152,19 @@ class InputBuffers:
         n, stale = batch.batch_size, staging.num_rows
         staging.num_rows = max(n, stale)  # until all of it is written
         on_device = []
-        for name, f in self._fields.items():
-            source: torch.Tensor = batch.seq_lens_cpu if name == "seq_lens" else getattr(batch, name)
-            # numpy would spread an array of length 1 over all rows without a word.
-            if source.shape[0] != n:
-                raise RunnerError(
-                    f"{name} has {source.shape[0]} entries for a decode batch of {n} requests: it needs one each."
-                )
-            array = staging.arrays[name]
+        for (name, rows, fill), source in zip(staging.columns, _inputs_of(batch), strict=True):
             if source.is_cpu:
-                array[:n] = source.numpy()
+                values = source.numpy()
+                _check_length(name, len(values), n)
+                if name == "out_cache_loc":
+                    np.maximum(values, NULL_PAGE, out=rows[:n])
+                else:
+                    rows[:n] = values
             else:
+                _check_length(name, source.shape[0], n)
                 on_device.append((name, source))
             if stale > n:
-                array[n:stale] = f.fill
-        slots = staging.arrays["out_cache_loc"][:n]
-        np.maximum(slots, NULL_PAGE, out=slots)
+                rows[n:stale] = fill
         staging.num_rows = n
         return on_device
 
@@ -175,7 +192,7 @@ class InputBuffers:
                 f"a batch of {batch.batch_size} cannot be padded to {num_rows} rows: give a size between it and "
                 f"{self.max_bs}."
             )
-        prepared = self._view_batch(num_rows, self.seq_lens_cpu[:num_rows])
+        prepared = self._view_batch(num_rows, self.first_seq_lens_cpu(num_rows))
         prepared.seq_lens_sum = batch.seq_lens_sum + (num_rows - batch.batch_size) * self.seq_len_fill_value
         return prepared
 
@@ -193,6 +210,14 @@ class InputBuffers:
             seq_lens_cpu=seq_lens_cpu,
             seq_lens_sum=num_rows * self.seq_len_fill_value,
             out_cache_loc=self.out_cache_loc[:num_rows],
+        )
+
+
+def _check_length(name: str, length: int, batch_size: int) -> None:
+    # numpy would spread an array of length 1 over all rows without a word.
+    if length != batch_size:
+        raise RunnerError(
+            f"{name} has {length} entries for a decode batch of {batch_size} requests: it needs one each."
         )
 
 

@@ -216,7 +216,8 @@ class FlashInferAttentionBackend(AttentionBackend):
         forward_mode: ForwardMode,
         seq_lens_cpu: torch.Tensor,
     ) -> None:
-        self.decode.plan_replay(bs, req_pool_indices, seq_lens, seq_lens_cpu[:bs])
+        lens = seq_lens_cpu if seq_lens_cpu.shape[0] == bs else seq_lens_cpu[:bs]
+        self.decode.plan_replay(bs, req_pool_indices, seq_lens, lens)
 
     def _plan_extend(self, batch: ForwardBatch) -> _ExtendStep:
         assert batch.extend_seq_lens_cpu is not None, "a prefill step says how many tokens are new"
