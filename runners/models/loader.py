@@ -14,6 +14,7 @@ from torch import nn
 from runners.attention.base import AttentionGroup
 from runners.errors import UnsupportedModelError
 from runners.models.families import SUPPORTED, check_family, check_positions, freeze_positions, refusal
+from runners.models.packed_linear import pack_linears
 from runners.models.sources import Checkpoint, ModelSourceError, find_checkpoint, read_config
 from runners.models.weights import (
     count_parameters,
@@ -124,7 +125,10 @@ def load_model(spec: ModelSpec, device: torch.device | str, progress: Progress |
         model.eval().requires_grad_(False)
         freeze_positions(model)
         report("attention")
-        return _describe(spec, model, hf_config, dtype, checkpoint)
+        loaded = _describe(spec, model, hf_config, dtype, checkpoint)
+        if device.type == "cpu":
+            loaded.weight_bytes += pack_linears(model)
+        return loaded
 
 
 def bind_kv(loaded: LoadedModel, kv: PagedKV) -> None:
