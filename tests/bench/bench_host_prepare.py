@@ -3,7 +3,9 @@
 A model of Qwen3-0.6B's depth and heads, narrow elsewhere, decodes requests of unlike lengths that grow
 by a token a step, so that pages are handed out and plans change as in serving. Prints a JSON line for
 each batch size: the median µs of building the batch, of each part of the preparation, of the launch,
-of what is left for after it, and of `host_prepare_us` as the runner itself reports it.
+of what is left for after it, and of `host_prepare_us` as the runner itself reports it: with the plans of
+growing requests (`host_prepare`), and for the same batch again and again after the host has waited for
+0, 4 and 9 ms of the device's work (`repeated_after`), in which its caches go cold.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ from runners.models.loader import ModelSpec, load_model
 BATCH_SIZES = (1, 8, 32, 128, 256)
 MAX_SEQ_LEN = 1024
 NUM_STEPS = 200
+NUM_REPEATS = 40
+WAITS_MS = (0, 4, 9)
+#: At the clock of an H200 that is at work.
+CYCLES_PER_MS = 1_980_000
 
 
 def main() -> None:
@@ -78,7 +84,23 @@ def measure(runner: ModelRunner, requests: Requests, size: int) -> dict[str, Any
         runner.forward(batch)
         assert runner.outcome is not None and runner.outcome.mode == "graph"
         samples["host_prepare"].append(runner.outcome.host_prepare_us)
-    return {name: round(statistics.median(values), 1) for name, values in samples.items()}
+    medians: dict[str, Any] = {name: round(statistics.median(values), 1) for name, values in samples.items()}
+    waits = WAITS_MS if runner.device.type == "cuda" else WAITS_MS[:1]
+    return {**medians, "repeated_after": {f"{ms} ms": repeated(runner, requests, size, ms) for ms in waits}}
+
+
+def repeated(runner: ModelRunner, requests: Requests, size: int, wait_ms: int) -> float:
+    """Return the median `host_prepare_us` of one batch run over and over, with a wait before each."""
+    batch, samples = requests.step(size), []
+    for _ in range(NUM_REPEATS):
+        if wait_ms:
+            torch.cuda._sleep(wait_ms * CYCLES_PER_MS)
+        synchronize(runner)
+        runner.forward(batch)
+        assert runner.outcome is not None
+        samples.append(runner.outcome.host_prepare_us)
+        synchronize(runner)
+    return round(statistics.median(samples), 1)
 
 
 def by_parts(
@@ -89,11 +111,13 @@ def by_parts(
     assert graphs is not None
     batch = timed(samples["build_batch"], lambda: requests.step(size))
     timed(samples["choose"], lambda: graphs.plan(size))
+    static = graphs._static_tensors()
     timed(samples["addresses"], lambda: graphs._addresses.check(graphs._static_tensors()))
     timed(samples["page_table"], runner.kv.flush)
     timed(samples["inputs_and_plan"], lambda: graphs._prepare(batch, size))
     timed(samples["launch"], graphs.graphs[size].replay)
     timed(samples["settle"], graphs._settle)
+    timed(samples["confirm"], lambda: graphs._addresses.confirm(static))
     timed(samples["inputs_alone"], lambda: graphs.buffers.populate(batch))
 
 
