@@ -9,6 +9,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.model_cache import cached_model
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -45,8 +47,6 @@ def register_resolvers() -> None:
     """Register `${unique:}`, the part of a folder's name that no other start has, and `${cached_model:NAME}`."""
     from omegaconf import OmegaConf
 
-    from harness.model_cache import cached_model
-
     OmegaConf.register_new_resolver("unique", lambda: secrets.token_hex(4), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("cached_model", lambda name: str(cached_model(name)), replace=True)
 
@@ -75,6 +75,16 @@ def compose(overrides: Sequence[str] = ()) -> str:
         return to_yaml(hydra.compose("config", overrides=read_overrides(overrides, multirun=False)))
 
 
+def _identify_model(model: DictConfig) -> None:
+    """Drop a preset's name and shape where the weights are not the preset's: they say nothing of a checkpoint."""
+    if model.source == "random" or not model.path:
+        return
+    path = Path(str(model.path)).expanduser()
+    model.config = {}
+    if model.name in group_choices("model") and path != cached_model(model.name):
+        model.name = path.stem if path.suffix == ".gguf" else path.resolve().name
+
+
 def to_yaml(config: DictConfig, changes: Mapping[str, Any] | None = None) -> str:
     """Return the composed configuration with every interpolation resolved, as YAML.
 
@@ -85,6 +95,7 @@ def to_yaml(config: DictConfig, changes: Mapping[str, Any] | None = None) -> str
     with open_dict(config):
         for key, value in (changes or {}).items():
             OmegaConf.update(config, key, value)
+        _identify_model(config.model)
     return OmegaConf.to_yaml(
         OmegaConf.create(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     )

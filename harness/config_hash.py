@@ -70,9 +70,8 @@ def _lookup(config: Mapping[str, Any], field: str) -> Any:
 
 def _content(path: str | None) -> dict[str, str] | None:
     """Return file name → digest; None for no path, or for a name that is not a local one (a hub id)."""
-    if path is None or not Path(path).exists():
+    if path is None or not (root := Path(path).expanduser()).exists():
         return None
-    root = Path(path)
     files = (
         [root] if root.is_file() else sorted(f for f in root.iterdir() if f.name.endswith(_FOLDER_SUFFIXES))
     )

@@ -13,10 +13,13 @@ import huggingface_hub.constants
 import pytest
 
 from harness.__main__ import main
+from harness.compose import compose
+from harness.config_hash import config_hash
 from harness.experiment import run_job
 from harness.progress import Progress
 from harness.record import Status
 from harness.record_reader import read_result
+from harness.schema import load_config
 from runners.models.loader import ModelSpec, load_model
 from tests.harness.tiny import tiny_yaml
 from tests.runners.gguf_file import write_gguf
@@ -140,3 +143,36 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     (folder / "evil.py").write_text("raise SystemExit('code of the checkpoint ran')\n")
     loaded = load_model(ModelSpec("pretrained", path=str(folder), max_seq_len=64), "cpu")
     assert type(loaded.model).__module__.startswith("transformers.")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (["model.source=gguf", "model.path=/data/Llama-3.2.Q4.gguf"], "Llama-3.2.Q4"),
+        (["model.source=pretrained", "model.path=/data/my_model/"], "my_model"),
+        (["model=qwen3_0_6b", "model.source=pretrained", "model.path=Qwen/Qwen3-1.7B"], "Qwen3-1.7B"),
+        (["model.source=pretrained", "model.path=org/x", "model.name=mine"], "mine"),
+        (["model=smollm2_135m"], "smollm2_135m"),
+        (["model=smollm2_135m", "model.path=/data/other"], "other"),
+    ],
+)
+def test_a_checkpoint_has_its_own_name_and_no_shape_of_a_preset(overrides: list[str], name: str) -> None:
+    model = load_config(compose(overrides)).model
+    assert (model.name, model.config) == (name, {})
+
+
+def test_random_weights_keep_the_name_and_the_shape_of_their_preset() -> None:
+    model = load_config(compose(["model=qwen3_0_6b"])).model
+    assert (model.name, model.config["hidden_size"]) == ("qwen3_0_6b", 1024)
+
+
+def test_the_content_of_weights_below_the_home_folder_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    hashes = set()
+    for content in (b"one", b"two"):
+        (tmp_path / "model.gguf").write_bytes(content)
+        config = {"model": {"source": "gguf", "path": "~/model.gguf"}}
+        hashes.add(config_hash(config, {"versions": {"torch": "2"}}))
+    assert len(hashes) == 2
