@@ -23,7 +23,15 @@ def next_command(result: Mapping[str, Any], steps: pd.DataFrame) -> tuple[str, s
     changes, reason = _after_failure(result) or _after_success(result, steps)
     if changes == ["doctor"]:
         return "python -m harness doctor", reason
-    return shlex.join(["python", "-m", "harness", *_merged(_overrides(result), changes)]), reason
+    before = _overrides(result)
+    is_overlaid = any(word.startswith("experiment=") for word in before)
+    if (
+        is_overlaid
+        and _field(result, "capture.sizes")
+        and any(word.startswith("capture=") for word in changes)
+    ):
+        changes = [*changes, "capture.sizes=[]"]  # the overlay's list would stay, and goes with explicit only
+    return shlex.join(["python", "-m", "harness", *_merged(before, changes)]), reason
 
 
 def _after_failure(result: Mapping[str, Any]) -> tuple[list[str], str] | None:
@@ -71,5 +79,12 @@ def _overrides(result: Mapping[str, Any]) -> list[str]:
 
 
 def _merged(before: list[str], changes: list[str]) -> list[str]:
+    """Replace what the changes set. Values below a group go with the choice they were meant for."""
     changed = {change.partition("=")[0] for change in changes}
-    return [word for word in before if word.partition("=")[0] not in changed] + changes
+    groups = tuple(f"{key}." for key in changed if "." not in key and not key.startswith("-"))
+    kept = [
+        word
+        for word in before
+        if (key := word.partition("=")[0].lstrip("+~")) not in changed and not key.startswith(groups)
+    ]
+    return kept + changes

@@ -125,7 +125,7 @@ def capture_sizes(
         )
     else:
         listed = _scheduled(policy, max_size, allow_gap)
-    return _describe(listed, max_size)
+    return _describe(policy, listed, max_size)
 
 
 def _scheduled(policy: str, max_size: int, allow_gap: bool) -> set[int]:
@@ -158,13 +158,16 @@ def _check_explicit(sizes: Sequence[int] | None, max_size: int, allow_gap: bool)
     return set(sizes)
 
 
-def _describe(listed: set[int], max_size: int) -> CaptureList:
+def _describe(policy: str, listed: set[int], max_size: int) -> CaptureList:
     ordered = tuple(sorted(listed))
     gap = range(ordered[-1] + 1, max_size + 1)
     if not gap:
         return CaptureList(ordered, gap, None)
+    remedy = "set capture.allow_gap=false to capture the maximum too"
+    if policy == "explicit":
+        remedy = f"add {max_size} to capture.sizes to capture the maximum too"
     warning = (
         f"the capture list ends at {ordered[-1]}, so batches {gap.start}..{max_size} run without a graph of "
-        "their own (runner.above_max decides how): set capture.allow_gap=false to capture the maximum too."
+        f"their own (runner.above_max decides how): {remedy}."
     )
     return CaptureList(ordered, gap, warning)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from harness.compose import compose
 from harness.next_step import next_command
 from harness.record import STEPS_SCHEMA, JobRecord, Status
 from harness.record_reader import read_result, read_stream
+from harness.schema import check, load_config
 from harness.summary import summary_text
 from harness.workload_shares import mode_shares, padding_waste
 from tests.harness.job_folder import CONFIG, ENVIRONMENT, capture_row, sizes_row, step_row, write_job
@@ -139,6 +143,28 @@ class TestNextCommand:
         result = read_result(tmp_path) | {"config": config}
         command, reason = next_command(result, steps)
         assert "capture.max_size=12" in command and reason.startswith("33% of the decode steps")
+
+    @pytest.mark.parametrize(
+        "overrides",
+        [
+            ["capture=explicit", "capture.sizes=[1,4,16]"],
+            ["experiment=padding_strategies"],
+            ["experiment=padding_strategies", "capture.sizes=[2,16]"],
+            ["experiment=ceiling_feedback", "workload.burst_size=0"],
+            ["workload=steady", "workload.batch_size=4"],
+        ],
+    )
+    def test_what_is_suggested_composes_and_can_run(self, overrides: list[str], tmp_path: Path) -> None:
+        write_job(tmp_path)
+        config = asdict(load_config(compose(overrides)))
+        environment = {"command": ["__main__.py", *overrides]}
+        for steps in (read_stream(tmp_path, "steps"), None):
+            command = self.command(steps, config=config, environment=environment)
+            words = shlex.split(command)[3:]
+            if "workload.path=YOUR_TRACE.csv" in words:
+                words.remove("workload.path=YOUR_TRACE.csv")
+                words.append("workload.enabled=false")
+            check(load_config(compose(words)))
 
     def test_an_override_is_changed_and_not_given_twice(self) -> None:
         environment = {

@@ -11,6 +11,11 @@ from runners.capture_sizes import POLICIES, capture_sizes
 MAXIMA = [1, 2, 3, 4, 5, 7, 8, 12, 16, 20, 31, 33, 42, 64, 255, 256, 257, 300, 511, 512, 513, 700, 1024]
 
 
+def test_the_gap_of_a_list_of_ones_own_is_closed_by_adding_the_maximum() -> None:
+    warning = capture_sizes("explicit", 8, sizes=[1, 4], allow_gap=True).warning
+    assert warning is not None and warning.endswith("add 8 to capture.sizes to capture the maximum too.")
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("max_size", MAXIMA)
 def test_every_list_is_sorted_unique_and_ends_exactly_at_the_maximum(policy: str, max_size: int) -> None:
