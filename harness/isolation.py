@@ -23,6 +23,8 @@ CONFIG_FILE = "config.yaml"
 LOG_FILE = "job.log"
 #: The child ends itself at `job.timeout_s`; one that hangs in a driver call is killed this much later.
 _GRACE_S = 30.0
+#: `tracking.publish` gives up before that by itself.
+_PUBLISH_S = 330.0
 #: How long an interrupted child may take to write its record.
 _INTERRUPT_S = 20.0
 
@@ -101,11 +103,29 @@ def conclude(job_dir: Path, status: Status, reason: str) -> Status:
         return recorded
     kind = reason if status is Status.KILLED else "ProcessDied"
     message = f"the job's process was ended by {reason}" if status is Status.KILLED else reason
-    record.finish_all()
     record.update(
         status=status, error={"kind": kind, "message": message, "traceback": _tail(job_dir / LOG_FILE)}
     )
+    record.finish_all()
+    _publish(job_dir)
     return status
+
+
+def _publish(job_dir: Path) -> None:
+    """Publish what the dead process recorded, in one more child: W&B is not for the parent to import."""
+    tracking = (read_result(job_dir)["config"] or {}).get("tracking") or {}
+    if tracking.get("mode", "disabled") == "disabled":
+        return  # or it died before it had a configuration: there is nothing to show
+    with (job_dir / LOG_FILE).open("ab") as log, contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            [sys.executable, "-m", "harness.tracking", str(job_dir)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_child_environment(),
+            timeout=_PUBLISH_S,
+            check=False,
+        )
 
 
 def _tail(log: Path, num_lines: int = 40) -> str:

@@ -107,3 +107,12 @@ def test_the_row_of_an_interrupted_point_is_written(tmp_path: Path, monkeypatch:
 def test_a_record_that_was_already_final_is_left_alone(tmp_path: Path) -> None:
     JobRecord(tmp_path).update(status=Status.OK)
     assert isolation.conclude(tmp_path, Status.KILLED, "SIGTERM") is Status.OK
+
+
+def test_what_a_killed_process_recorded_is_published_by_another(tmp_path: Path) -> None:
+    start = "record.update(config={'tracking': {'mode': 'offline'}}); record.append('prefill', {'num_tokens': 16}); "
+    assert run_script(RECORDING + start + "os.kill(os.getpid(), signal.SIGKILL)", tmp_path) is Status.KILLED
+    wandb = result_of(tmp_path)["wandb"]
+    assert (wandb["status"], wandb["reason"]) == ("ok", None)
+    assert Path(wandb["dir"]).is_absolute()
+    assert (tmp_path / "prefill.csv").exists()

@@ -335,3 +335,11 @@ def test_a_torn_run_file_is_not_complete(published: Published, tmp_path: Path) -
     assert is_complete(whole) and not is_complete(torn)
     torn.write_bytes(b"")
     assert not is_complete(torn)
+
+
+def test_a_relative_folder_is_recorded_as_an_absolute_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_job(tmp_path / "job")
+    monkeypatch.chdir(tmp_path)
+    assert Path(publish("job")["dir"]).is_relative_to(tmp_path / "job")
