@@ -23,6 +23,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "harness", "runners"):
+            raise
+        print(f"error: {_without(missing)}", file=sys.stderr)
+        return _INVALID
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -40,9 +46,22 @@ def _run(arguments: list[str]) -> int:
 
         print(help_text(), end="")
         return 0
+    if "--version" in arguments:
+        from importlib.metadata import version
+
+        print(f"cudagraph-harness {version('cudagraph-harness')}")
+        return 0
     from harness.app import run_app
 
     return run_app(arguments)
+
+
+def _without(package: str) -> str:
+    """Say in a line why a dependency is not there, and what to do."""
+    return (
+        f"{sys.executable} has no package {package}: in a checkout, run `make run` once and then "
+        "`. .venv/bin/activate`; else `pip install cudagraph-harness`. `python -m harness doctor` lists all that lacks"
+    )
 
 
 def _verb(module: str, function: str) -> Callable[[list[str]], int]:

@@ -99,6 +99,13 @@ def check_gpu() -> Finding:
     """A GPU is visible to the driver."""
     from harness.nvidia import driver_version, visible_gpus
 
+    if importlib.util.find_spec("pynvml") is None:
+        return Finding(
+            "gpu",
+            Verdict.LIMITED,
+            "nvidia-ml-py is not installed: no GPU is seen",
+            "pip install nvidia-ml-py",
+        )
     driver = driver_version()
     if driver is None:
         return Finding(
@@ -179,6 +186,8 @@ def check_compiler() -> Finding:
 def check_wandb() -> Finding:
     """Whether tracking=online can work."""
     version = _version("wandb")
+    if version is None:
+        return Finding("wandb", Verdict.LIMITED, "not installed: nothing is published", "pip install -e .")
     has_netrc = any("api.wandb.ai" in path.read_text(errors="replace") for path in _netrc_files())
     if os.environ.get("WANDB_API_KEY") or has_netrc:
         return Finding("wandb", Verdict.OK, f"{version}, a key is set: tracking=offline or online")

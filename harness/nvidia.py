@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,10 @@ class Gpu:
 def visible_gpus() -> list[Gpu]:
     """Return the GPUs that `CUDA_VISIBLE_DEVICES` leaves, in CUDA's order as far as that list says it.
 
-    Empty without a driver. Entries that name no GPU end the list, as they do in CUDA.
+    Empty without a driver, or without the package nvidia-ml-py. Entries that name no GPU end the list, as they do in CUDA.
     """
+    if find_spec("pynvml") is None:
+        return []
     import pynvml
 
     try:
@@ -36,7 +39,9 @@ def visible_gpus() -> list[Gpu]:
 
 
 def driver_version() -> str | None:
-    """Return the driver's version, or None without a driver."""
+    """Return the driver's version, or None without a driver or without the package nvidia-ml-py."""
+    if find_spec("pynvml") is None:
+        return None
     import pynvml
 
     try:

@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,11 @@ def test_null_is_the_experiment_without_an_overlay(
 ) -> None:
     assert main([*overrides, "--cfg", "job", "-p", "capture"]) == 0
     assert f"policy: {policy}" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"cudagraph-harness {version('cudagraph-harness')}\n"
 
 
 def test_flags_and_overrides_may_be_mixed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,32 @@ def test_doctor_has_a_help(capsys: pytest.CaptureFixture[str]) -> None:
         main(["doctor", "--help"])
     assert ended.value.code == 0
     assert "what is missing, with the fix" in capsys.readouterr().out
+
+
+def _without_packages(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the program in a Python that has no package but the standard ones."""
+    root = str(Path(__file__).parents[2])
+    return subprocess.run(
+        [sys.executable, "-S", "-m", "harness", *arguments],
+        env={"PYTHONPATH": root},
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_python_without_the_packages_is_told_in_a_line_where_they_are() -> None:
+    ran = _without_packages("capture=all")
+    assert ran.returncode == 2
+    assert ran.stderr.count("\n") == 1
+    assert f"{sys.executable} has no package hydra" in ran.stderr
+    assert "`. .venv/bin/activate`" in ran.stderr
+
+
+def test_doctor_runs_without_the_packages_and_lists_them() -> None:
+    ran = _without_packages("doctor")
+    assert ran.returncode == 1, ran.stderr
+    for package in ("torch", "hydra-core", "nvidia-ml-py"):
+        assert package in ran.stdout
+    assert "cannot run here until this is fixed" in ran.stdout
