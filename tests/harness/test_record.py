@@ -215,7 +215,10 @@ def test_what_was_not_measured_is_null_and_never_zero(tmp_path: Path) -> None:
 
 def test_a_finished_stream_without_rows_has_its_columns(tmp_path: Path) -> None:
     record = JobRecord(tmp_path)
-    assert record.finish("prefill").read_text() == "num_tokens,context_len,step_ms_p50,num_samples,graph_backend\n"
+    assert (
+        record.finish("prefill").read_text()
+        == "num_tokens,context_len,step_ms_p50,num_samples,graph_backend\n"
+    )
     assert list(read_stream(tmp_path, "prefill").columns) == list(STREAMS["prefill"].columns)
 
 
