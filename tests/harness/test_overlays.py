@@ -45,7 +45,8 @@ TINY = ["model.config.num_hidden_layers=1"]
 OWN = {
     "real_model": [
         "runner.max_batch_size=2",
-        "measure.batch_sizes=[2]",
+        "measure=none",
+        "measure.batch_sizes=[]",
         "parity.batch_sizes=[1]",
         "workload.max_requests=2",
     ],

@@ -24,6 +24,7 @@ TRAFFIC = {
     "workload.prompt_len": {"distribution": "uniform", "min": 4, "max": 40},
     "workload.output_len": {"distribution": "uniform", "min": 2, "max": 12},
     "parity.enabled": False,
+    "model.config.num_hidden_layers": 1,
 }
 FIXED = {"workload.clock": "fixed", "workload.fixed_step_ms": 2.5, "measure.enabled": False}
 
