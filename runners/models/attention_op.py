@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 
 from runners.attention.base import AttentionGroup, AttentionLayer
 from runners.errors import UnsupportedModelError
-from runners.models.context import current_context
+from runners.models.context import count_eager_layer, current_context
 
 #: `attn_implementation` of a model whose attention runs on our backends.
 #: NOTE: no mask function is registered under this name on purpose. transformers then skips building
@@ -75,6 +75,8 @@ def _attend(
 
     Scale, window and cap were read from the same keywords by the probe and live in the group.
     """
+    if not torch.compiler.is_compiling():
+        count_eager_layer()
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
     out = torch.ops.cudagraph_harness.paged_attention(
         q, k, v, module.k_cache, module.v_cache, module.group_id

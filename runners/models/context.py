@@ -42,3 +42,17 @@ def current_context() -> ForwardContext:
     """Return the step in progress. Asserts that there is one: the model only runs inside a runner."""
     assert _current is not None, "the model was called outside forward_context()"
     return _current
+
+
+_num_eager_layers = 0
+
+
+def count_eager_layer() -> None:
+    """Note that an attention layer runs as plain Python, not as compiled code."""
+    global _num_eager_layers
+    _num_eager_layers += 1
+
+
+def num_eager_layers() -> int:
+    """Return how many times a layer of this process ran as plain Python so far."""
+    return _num_eager_layers
