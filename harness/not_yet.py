@@ -19,7 +19,6 @@ _CONFIG: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
     ),
     ("runner.overlap", lambda c: c.runner.overlap, "write runner.overlap=false"),
     ("capture.policy", lambda c: c.capture.policy == "planned", "write capture=explicit capture.sizes=[...]"),
-    ("compile.mode", lambda c: c.compile.mode != "none", "write compile=none"),
     ("job.objective", lambda c: c.job.objective is not None, "leave it out"),
     ("sweep.id", lambda c: c.sweep.id is not None, "leave it out: each sweep gets a folder of its own"),
     ("sweep.resume", lambda c: c.sweep.resume, "leave it out: each sweep starts afresh"),

@@ -13,13 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from runners.capture_memory import read_memory
+from runners.capture_memory import MemoryReading, read_memory
 from runners.errors import CaptureError, CaptureOutOfMemoryError, RunnerError
 from runners.forward_batch import ForwardBatch
 from runners.graph_backend import DecodeGraph, create_graph
 from runners.graph_pool import PoolHandle
 from runners.models.head_output import head_writes_to
 
+Forward = Callable[[ForwardBatch], torch.Tensor]
+
+#: After the call that compiled, Inductor's graph trees record in the next one and replay from then on.
+_INDUCTOR_WARMUP_STEPS = 2
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _ASKED = re.compile(r"tried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)", re.IGNORECASE)
 _FREE = re.compile(r"of which ([\d.]+) ?(bytes|KiB|MiB|GiB) is free", re.IGNORECASE)
@@ -38,7 +42,7 @@ class CaptureRecord:
     compiled: bool
     compile_s: float | None
     warmup_s: float
-    capture_s: float
+    capture_s: float | None
     pool_bytes: int | None
     torch_bytes: int | None
     device_bytes: int | None
@@ -50,12 +54,20 @@ class CaptureRecord:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class CompileCost:
+    """What compiling one size took: seconds, and bytes by memory class."""
+
+    compile_s: float
+    memory: MemoryReading
+
+
 class StepCapturer:
     """Warms up and captures decode steps of falling size, all into one pool and one output buffer.
 
     Args:
         device: where the steps run.
-        pool: the pool of the graphs' temporary memory.
+        pool: the pool of the graphs' temporary memory; None where Inductor makes the graphs.
         num_warmup_steps: eager steps before each capture, ≥ 1: they load kernels lazily, which a capture
             must not, and the first one tells the shape and dtype of the logits.
         dump_dir: folder for the graphs in DOT, or None.
@@ -65,7 +77,7 @@ class StepCapturer:
     def __init__(
         self,
         device: torch.device,
-        pool: PoolHandle,
+        pool: PoolHandle | None,
         num_warmup_steps: int,
         dump_dir: Path | None = None,
         head: nn.Module | None = None,
@@ -78,18 +90,32 @@ class StepCapturer:
         #: `[largest size, vocab_size]`, made by the first capture.
         self.output: torch.Tensor | None = None
 
+    def compile(self, batch: ForwardBatch, forward: Forward) -> CompileCost:
+        """Call `forward` for the first time: it compiles, and benchmarks kernels where it autotunes."""
+        before, started = read_memory(self._device, self._pool), time.perf_counter()
+        forward(batch)
+        self._synchronize()
+        seconds = time.perf_counter() - started
+        return CompileCost(seconds, read_memory(self._device, self._pool).since(before))
+
     def capture(
-        self, batch: ForwardBatch, forward: Callable[[ForwardBatch], torch.Tensor], compiled: bool = False
+        self, batch: ForwardBatch, forward: Forward, cost: CompileCost | None = None
     ) -> tuple[DecodeGraph, torch.Tensor, CaptureRecord]:
-        """Return the graph of `forward(batch)`, its view of the output buffer, and the record."""
+        """Return the graph of `forward(batch)`, its view of the output buffer, and the record.
+
+        `cost` is what compiling `forward` took, if it was compiled.
+        """
+        assert self._pool is not None
         size = batch.batch_size
         before, started = read_memory(self._device, self._pool), time.perf_counter()
         output = self._warm_up(batch, forward)
+        # Compiled code is not to see another head than the one that it was compiled with.
+        head = self._head if cost is None else None
         warmed = time.perf_counter()
 
         def step() -> None:
             # One buffer for all sizes: a graph that kept its own logits would keep its own memory too.
-            with head_writes_to(self._head, output):
+            with head_writes_to(head, output):
                 logits = forward(batch)
             if logits.data_ptr() != output.data_ptr():
                 output.copy_(logits)
@@ -102,16 +128,35 @@ class StepCapturer:
         record = CaptureRecord(
             capture_size=size,
             graph_backend=graph.backend,
-            compiled=compiled,
-            compile_s=None,
+            compiled=cost is not None,
+            compile_s=None if cost is None else cost.compile_s,
             warmup_s=warmed - started,
             capture_s=captured - warmed,
-            **asdict(growth),
+            **asdict(growth if cost is None else growth.plus(cost.memory)),
             num_nodes=graph.num_nodes,
         )
         return graph, output, record
 
-    def _warm_up(self, batch: ForwardBatch, forward: Callable[[ForwardBatch], torch.Tensor]) -> torch.Tensor:
+    def warm_up_inductor(self, batch: ForwardBatch, forward: Forward, cost: CompileCost) -> CaptureRecord:
+        """Run the steps in which Inductor records its own graph of `forward(batch)`; return the record."""
+        before, started = read_memory(self._device, self._pool), time.perf_counter()
+        for _ in range(max(self._num_warmup_steps, _INDUCTOR_WARMUP_STEPS)):
+            forward(batch)
+        self._synchronize()
+        warmed = time.perf_counter()
+        growth = read_memory(self._device, self._pool).since(before)
+        return CaptureRecord(
+            capture_size=batch.batch_size,
+            graph_backend="inductor",
+            compiled=True,
+            compile_s=cost.compile_s,
+            warmup_s=warmed - started,
+            capture_s=None,
+            **asdict(growth.plus(cost.memory)),
+            num_nodes=None,
+        )
+
+    def _warm_up(self, batch: ForwardBatch, forward: Forward) -> torch.Tensor:
         for _ in range(self._num_warmup_steps):
             logits = forward(batch)
         if self.output is None:
@@ -135,6 +180,11 @@ def capture_error(error: Exception, capture_size: int) -> RunnerError:
         return error
     if _is_out_of_memory(error):
         return _out_of_memory(str(error), capture_size)
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return CaptureError(
+            f"torch.compile failed at size {capture_size}: {error}\nSet compile.fullgraph=false to have graph breaks "
+            "counted instead, or compile.mode=none."
+        )
     return CaptureError(
         f"the capture of size {capture_size} failed: {error} Find the step that cannot be captured with "
         "runner.kind=eager, or leave the size out of capture.sizes."

@@ -29,9 +29,17 @@ class MemoryReading:
         pairs = zip(astuple(self), astuple(earlier), strict=True)
         return MemoryReading(*(None if None in pair else pair[0] - pair[1] for pair in pairs))
 
+    def plus(self, other: MemoryReading) -> MemoryReading:
+        """Return the sum by class; None where either side was not measured."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return MemoryReading(*(None if None in pair else pair[0] + pair[1] for pair in pairs))
 
-def read_memory(device: torch.device, pool: PoolHandle) -> MemoryReading:
-    """Read the memory classes now; on a CUDA device, waits for it and returns cached blocks first."""
+
+def read_memory(device: torch.device, pool: PoolHandle | None) -> MemoryReading:
+    """Read the memory classes now; on a CUDA device, waits for it and returns cached blocks first.
+
+    Without a pool of ours its bytes are None, and Inductor's own pool counts as torch's.
+    """
     if device.type != "cuda":
         return MemoryReading()
     torch.cuda.synchronize(device)
@@ -39,15 +47,17 @@ def read_memory(device: torch.device, pool: PoolHandle) -> MemoryReading:
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved(device)
     segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
-    pool_bytes = sum(
+    in_pool = sum(
         segment["total_size"]
         for segment in segments
-        if tuple(segment["segment_pool_id"]) == tuple(pool) and segment["device"] == device.index
+        if pool is not None
+        and tuple(segment["segment_pool_id"]) == tuple(pool)
+        and segment["device"] == device.index
     )
     free, total = torch.cuda.mem_get_info(device)
     device_bytes = total - free - reserved if _is_alone(device) else None
     pinned = torch.cuda.host_memory_stats().get("allocated_bytes.current")
-    return MemoryReading(pool_bytes, reserved - pool_bytes, device_bytes, pinned)
+    return MemoryReading(None if pool is None else in_pool, reserved - in_pool, device_bytes, pinned)
 
 
 def _is_alone(device: torch.device) -> bool:

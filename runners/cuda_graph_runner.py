@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from runners.capture import CaptureRecord, StepCapturer, capture_error
+from runners.capture import CaptureRecord, CompileCost, Forward, StepCapturer, capture_error
 from runners.capture_mode import freeze_gc, is_capture_mode, model_capture_mode
 from runners.captured_addresses import CapturedAddresses
 from runners.errors import NoUsableGraphError, PlanLayoutError, RunnerError
@@ -34,6 +33,7 @@ from runners.padding import StepCosts, StepOutcome, StepPlan
 from runners.step_policy import StepLog, StepPolicy
 
 if TYPE_CHECKING:
+    from runners.compilation import CompiledModel
     from runners.model_runner import ModelRunner
 
 __all__ = [
@@ -56,6 +56,8 @@ class CudaGraphRunner:
         graphs: captured size → graph.
         output_buffers: captured size → its view of the one output buffer.
         capture_bs: captured sizes, sorted; `compile_bs` are those of them that are compiled.
+        compiled: the compiled model, or None. With compile mode `reduce_overhead` Inductor makes graphs of
+            its own: `graphs` and `output_buffers` stay empty, and the steps run in mode `compiled`.
         max_bs: the largest captured size.
         seq_len_fill_value: length of a padding row, as the attention backend declares it.
         buffers: the static inputs.
@@ -69,11 +71,9 @@ class CudaGraphRunner:
         self.device = model_runner.device
         self.capture_bs = sorted(config.capture_sizes)
         self.enable_torch_compile = config.compile_mode != "none"
-        self.torch_compile_max_bs = config.compile_max_bs
-        self.compile_bs = [
-            bs for bs in self.capture_bs if self.enable_torch_compile and bs <= config.compile_max_bs
-        ]
         self.max_bs = self.capture_bs[-1]
+        self.compile_bs = list(config.compile_sizes)
+        self.torch_compile_max_bs = max(self.compile_bs, default=0)
         self.poison_padding = config.poison_padding
         self.copy_output = config.copy_output
         model_runner.attn_backend.init_cuda_graph_state(self.max_bs, self.max_bs * NUM_TOKENS_PER_BS)
@@ -82,27 +82,43 @@ class CudaGraphRunner:
         self.graphs: dict[int, DecodeGraph] = {}
         self.output_buffers: dict[int, LogitsProcessorOutput] = {}
         self.capture_records: list[CaptureRecord] = []
-        self.graph_backend = create_graph(self.device).backend
+        self.compiled = self._compiled_model()
+        self._runs_inductor = self.compiled is not None and self.compiled.makes_graphs
+        self.graph_backend = "inductor" if self._runs_inductor else create_graph(self.device).backend
         self._policy = StepPolicy(
             self.capture_bs,
             padding=config.padding,
             above_max=config.above_max,
             on_miss=config.on_miss,
             graph_backend=self.graph_backend,
+            compile_bs=self.compile_bs,
         )
         self._log = StepLog(self._policy)
         self._output: torch.Tensor | None = None
         self._split_output: torch.Tensor | None = None
         self._is_shut_down = False
         self._size_in_progress = self.max_bs
-        self.capture()
+        try:
+            self.capture()
+        except BaseException:
+            if self.compiled is not None:
+                self.compiled.close()
+            raise
+
+    def _compiled_model(self) -> CompiledModel | None:
+        if not self.enable_torch_compile:
+            return None
+        from runners.compilation import CompiledModel  # takes seconds to import
+
+        return CompiledModel(self.model_runner.loaded, self.model_runner.config, len(self.compile_bs))
 
     # --- capture -------------------------------------------------------------------------------
 
     def capture(self) -> None:
         """Capture a graph for every size in `capture_bs`, largest first. Earlier graphs are dropped.
 
-        Largest first, so that smaller graphs find room in what the largest left in the pool.
+        Largest first, so that smaller graphs find room in what the largest left in the pool. All sizes to
+        be compiled are compiled before the first capture, and what that leaves behind is collected.
 
         Raises:
             CaptureOutOfMemoryError: with the size reached, the bytes missing and three remedies.
@@ -114,7 +130,7 @@ class CudaGraphRunner:
         self._drop_graphs()
         self.capture_records = []
         try:
-            with model_capture_mode(), freeze_gc(), side_stream(self.device):
+            with model_capture_mode(), side_stream(self.device):
                 self._capture_all()
         except Exception as error:
             typed = capture_error(error, self._size_in_progress)
@@ -130,32 +146,62 @@ class CudaGraphRunner:
 
     def _capture_all(self) -> None:
         runner, config = self.model_runner, self.model_runner.config
-        pool = acquire_graph_pool(self, self.graph_backend)
+        pool = None if self._runs_inductor else acquire_graph_pool(self, self.graph_backend)
         dump_dir = None if config.graph_dump_dir is None else Path(config.graph_dump_dir)
         capturer = StepCapturer(
             self.device, pool, config.num_warmup_steps, dump_dir, output_head(runner.model)
         )
         runner.kv.zero_null_page()
-        for size in reversed(self.capture_bs):
-            self._size_in_progress = size
-            batch = self.buffers.static_batch(size)
-            runner.attn_backend.init_forward_metadata_capture_cuda_graph(
-                size, size * NUM_TOKENS_PER_BS, batch.req_pool_indices, batch.seq_lens, ForwardMode.DECODE
-            )
-            graph, output, record = capturer.capture(batch, self.forward_fn(size), size in self.compile_bs)
-            self.graphs[size] = graph
-            self.output_buffers[size] = LogitsProcessorOutput(output)
-            self.capture_records.append(record)
-            if runner.on_capture is not None:
-                runner.on_capture(record)
+        # What is left of an earlier step would be written into the pages of its requests.
+        self.buffers.populate(ForwardBatch.idle())
+        costs = self._compile_all(capturer)
+        with freeze_gc():
+            for size in reversed(self.capture_bs):
+                self._size_in_progress = size
+                record = self._capture_size(capturer, size, costs.get(size))
+                self.capture_records.append(record)
+                if runner.on_capture is not None:
+                    runner.on_capture(record)
         self._output = capturer.output
         # The warm-up wrote the null page; what it left must not reach a later step.
         runner.kv.check_null_page()
         runner.kv.zero_null_page()
 
-    def forward_fn(self, size: int) -> Callable[[ForwardBatch], torch.Tensor]:
+    def _compile_all(self, capturer: StepCapturer) -> dict[int, CompileCost]:
+        """Compile the sizes in `compile_bs`, largest first; return what each took."""
+        costs: dict[int, CompileCost] = {}
+        for size in reversed(self.compile_bs):
+            assert self.compiled is not None
+            self._size_in_progress = size
+            batch = self.buffers.static_batch(size)
+            # The code that is compiled knows nothing of the attention plan, so an eager one will do.
+            self.model_runner.attn_backend.init_forward_metadata(batch)
+            with self.compiled.compiling():
+                costs[size] = capturer.compile(batch, self.forward_fn(size))
+            if self.model_runner.on_compile is not None:
+                self.model_runner.on_compile(size, costs[size])
+        return costs
+
+    def _capture_size(self, capturer: StepCapturer, size: int, cost: CompileCost | None) -> CaptureRecord:
+        batch = self.buffers.static_batch(size)
+        self.model_runner.attn_backend.init_forward_metadata_capture_cuda_graph(
+            size, size * NUM_TOKENS_PER_BS, batch.req_pool_indices, batch.seq_lens, ForwardMode.DECODE
+        )
+        if self._runs_inductor:
+            assert cost is not None
+            return capturer.warm_up_inductor(batch, self.forward_fn(size), cost)
+        self.graphs[size], output, record = capturer.capture(batch, self.forward_fn(size), cost)
+        self.output_buffers[size] = LogitsProcessorOutput(output)
+        return record
+
+    def forward_fn(self, size: int) -> Forward:
         """Return the function to capture for `size`: static batch → logits `[size, vocab_size]`."""
+        if size in self.compile_bs:
+            return self._compute_compiled
         return self.model_runner.compute_logits
+
+    def _compute_compiled(self, batch: ForwardBatch) -> torch.Tensor:
+        return self.model_runner.compute_logits(batch, self.compiled)
 
     # --- choosing ------------------------------------------------------------------------------
 
@@ -182,6 +228,10 @@ class CudaGraphRunner:
         except NoUsableGraphError:
             return False
 
+    def is_compiled(self, plan: StepPlan) -> bool:
+        """Return True if each part of a step that runs as `plan` runs compiled code."""
+        return self._policy.runs_compiled(plan)
+
     @property
     def outcome(self) -> StepOutcome | None:
         """How the last step ran; None before the first."""
@@ -194,8 +244,9 @@ class CudaGraphRunner:
 
     @property
     def warnings(self) -> list[str]:
-        """What was warned about, once per reason."""
-        return list(self._log.warnings.values())
+        """What was warned about, once per reason, and what went wrong with compiled steps so far."""
+        compiled = None if self.compiled is None else self.compiled.counts.warning
+        return [*self._log.warnings.values(), *([compiled] if compiled else [])]
 
     # --- replay --------------------------------------------------------------------------------
 
@@ -227,7 +278,7 @@ class CudaGraphRunner:
             return self._run(forward_batch, StepPlan("eager", (), "plan_layout"), started)
 
     def _check_can_replay(self, batch: ForwardBatch) -> None:
-        if not self.graphs:
+        if self._is_shut_down or not (self.graphs or self._runs_inductor):
             raise RunnerError("the runner has no graphs: it was shut down, or its last capture failed.")
         if not batch.forward_mode.is_decode_or_idle():
             raise RunnerError(
@@ -241,8 +292,8 @@ class CudaGraphRunner:
             static = self._static_tensors()
             self._addresses.check(static)
             self.model_runner.kv.flush()
-            run = self._run_graph if plan.mode == "graph" else self._run_split
-            logits, prepare_ns = run(batch, plan, started)
+            run = {"graph": self._run_graph, "split": self._run_split, "compiled": self._run_compiled}
+            logits, prepare_ns = run[plan.mode](batch, plan, started)
             self._addresses.confirm(static)
         self._log.add(batch.batch_size, plan, prepare_ns)
         return LogitsProcessorOutput(logits.clone() if self.copy_output else logits)
@@ -262,6 +313,20 @@ class CudaGraphRunner:
             logits[first:end].copy_(self.output_buffers[size].next_token_logits[: end - first])
             first, started = end, time.perf_counter_ns()
         return logits, prepare_ns
+
+    def _run_compiled(self, batch: ForwardBatch, plan: StepPlan, started: int) -> tuple[torch.Tensor, int]:
+        """Call the compiled function as it was captured, or as Inductor replays it by itself."""
+        size = plan.sizes[0]
+        self._prepare(batch, size)
+        if self.poison_padding:
+            self._poison(size)
+        prepare_ns = time.perf_counter_ns() - started
+        static = self.buffers.static_batch(size)
+        logits = self.model_runner.compute_timed(static, self.forward_fn(size))
+        self._settle()
+        if self.poison_padding:
+            self.model_runner.kv.check_null_page()
+        return logits[: batch.batch_size], prepare_ns
 
     def _split_buffer(self) -> torch.Tensor:
         if self._split_output is None:
@@ -325,20 +390,21 @@ class CudaGraphRunner:
         kv.poison_unallocated()
         if self.model_runner.attn_backend.masks_tail:
             kv.poison_tails()
-        self.output_buffers[size].next_token_logits.fill_(float("nan"))
+        if size in self.output_buffers:
+            self.output_buffers[size].next_token_logits.fill_(float("nan"))
 
     def _static_tensors(self) -> list[torch.Tensor]:
         """Return everything that the graphs read or write and that they do not own."""
-        assert self._output is not None
+        output = [] if self._output is None else [self._output]
         attention = self.model_runner.attn_backend.captured_tensors().values()
-        return [self._output, self.buffers.packed, *self.model_runner.captured_tensors(), *attention]
+        return [*output, self.buffers.packed, *self.model_runner.captured_tensors(), *attention]
 
     def _named_static_tensors(self) -> dict[str, torch.Tensor]:
-        assert self._output is not None
         runner = self.model_runner
+        output = {} if self._output is None else {"output": self._output}
         names = runner.attn_backend.captured_tensors() | runner.kv.captured_tensors()
         bound = {"the cache bound to the model": runner.captured_tensors()[0]}
-        return {"output": self._output, "input buffers": self.buffers.packed, **bound, **names}
+        return {**output, "input buffers": self.buffers.packed, **bound, **names}
 
     # --- end -----------------------------------------------------------------------------------
 
@@ -347,6 +413,8 @@ class CudaGraphRunner:
         if self._is_shut_down:
             return
         self._is_shut_down = True
+        if self.compiled is not None:
+            self.compiled.close()
         self._drop_graphs()
         del self.buffers
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal, Self
 import torch
 
 from runners.attention import AttentionOptions, create_attention_backend
-from runners.capture import CaptureRecord
+from runners.capture import CaptureRecord, CompileCost, Forward
+from runners.cpp_compiler import missing_for_cpu_kernels
 from runners.cuda_graph_runner import CudaGraphRunner
 from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch, LogitsProcessorOutput
@@ -25,8 +26,12 @@ from runners.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from runners.attention.flashinfer_support import PrefillChoice, TensorCores
+    from runners.compilation import CompiledModel
+    from runners.compile_counts import CompileCounts
     from runners.models.loader import LoadedModel
 
+CompileMode = Literal["none", "default", "max_autotune", "reduce_overhead"]
+COMPILE_MODES = ("default", "max_autotune", "reduce_overhead")
 KV_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -70,10 +75,15 @@ class RunnerConfig:
     poison_padding: bool = False
     #: Return copies of the logits instead of views that the next replay overwrites.
     copy_output: bool = False
-    compile_mode: str = "none"
-    compile_max_bs: int = 0
-    compile_scope: str = "model"
+    #: `none` or a key of `runners.compilation.MODES`.
+    compile_mode: CompileMode = "none"
+    #: The largest capture size that is compiled; None for all of them.
+    compile_max_bs: int | None = None
+    #: Compile the whole model, or one function that all its layers share.
+    compile_scope: Literal["model", "layer"] = "model"
+    #: Compile once for all sizes (and apart for 1), not once a size.
     compile_dynamic: bool = False
+    #: Refuse code that torch.compile cannot take as one graph.
     compile_fullgraph: bool = True
     #: Eager steps before each capture.
     num_warmup_steps: int = 2
@@ -94,17 +104,23 @@ class RunnerConfig:
             raise ValueError(
                 f"kv_cache_dtype={self.kv_cache_dtype}: choose auto or one of {', '.join(KV_DTYPES)}."
             )
-        if self.compile_mode != "none":
-            raise RunnerError(
-                f"compile_mode={self.compile_mode} is not yet available: set compile_mode=none."
-            )
         if self.kind == "cuda_graph":
             self._check_capture_sizes()
+        if self.compile_mode != "none":
+            self._check_compile()
 
     @property
     def num_kv_pages(self) -> int:
         """Pages of the KV pool, the null page included."""
         return self.num_pages or self.max_batch_size * -(-self.max_seq_len // self.page_size) + 1
+
+    @property
+    def compile_sizes(self) -> tuple[int, ...]:
+        """The capture sizes that are compiled, sorted."""
+        if self.compile_mode == "none":
+            return ()
+        limit = self.compile_max_bs or max(self.capture_sizes)
+        return tuple(size for size in sorted(self.capture_sizes) if size <= limit)
 
     def kv_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
         """Type of the KV cache of a model of `model_dtype`."""
@@ -125,6 +141,40 @@ class RunnerConfig:
                 "sizes (capture=all), or set on_miss=eager or padding=nearest."
             )
 
+    def _check_compile(self) -> None:
+        mode, max_bs = f"compile_mode={self.compile_mode}", self.compile_max_bs
+        if self.compile_mode not in COMPILE_MODES or self.compile_scope not in ("model", "layer"):
+            raise ValueError(
+                f"{mode}, compile_scope={self.compile_scope}: choose none, {', '.join(COMPILE_MODES)}, and "
+                "model or layer."
+            )
+        if self.kind == "eager":
+            raise ValueError(
+                f"{mode} compiles the capture sizes, and kind=eager has none: set kind=cuda_graph."
+            )
+        if max_bs is not None and max_bs < min(self.capture_sizes):
+            raise ValueError(
+                f"compile_max_bs={max_bs} is below the smallest capture size, {min(self.capture_sizes)}: raise it, "
+                "or set compile_mode=none."
+            )
+        if self.compile_mode == "reduce_overhead":
+            self._check_reduce_overhead()
+        if torch.device(self.device).type == "cpu" and (lacking := missing_for_cpu_kernels()):
+            raise ValueError(f"{mode} builds kernels for the CPU, and there is {lacking}, or set none.")
+
+    def _check_reduce_overhead(self) -> None:
+        largest = max(self.capture_sizes)
+        if self.compile_max_bs is not None and self.compile_max_bs < largest:
+            raise ValueError(
+                f"compile_max_bs={self.compile_max_bs} with compile_mode=reduce_overhead, which captures no size that "
+                f"it does not compile: set it to {largest}, or drop the larger capture sizes."
+            )
+        if "split" in (self.padding, self.above_max):
+            raise ValueError(
+                "padding=split and above_max=split replay graphs of our own in a row, and with "
+                "compile_mode=reduce_overhead there are none: choose another, or compile_mode=default."
+            )
+
 
 class ModelRunner:
     """Runs prefill and decode steps of one model on one device.
@@ -136,6 +186,7 @@ class ModelRunner:
         loaded: the model, as `runners.models.loader.load_model` returns it.
         config: sizes and policies.
         on_capture: called with the `CaptureRecord` of each captured size.
+        on_compile: called with each compiled size and what it took, before the first capture.
 
     Attributes:
         graph_runner: None with kind `eager`.
@@ -148,11 +199,13 @@ class ModelRunner:
         loaded: LoadedModel,
         config: RunnerConfig,
         on_capture: Callable[[CaptureRecord], None] | None = None,
+        on_compile: Callable[[int, CompileCost], None] | None = None,
     ) -> None:
         self.loaded = loaded
         self.model = loaded.model
         self.config = config
         self.on_capture = on_capture
+        self.on_compile = on_compile
         self.device = _resolve_device(config.device)
         self.dtype = loaded.dtype
         self.vocab_size = loaded.vocab_size
@@ -198,12 +251,18 @@ class ModelRunner:
 
     @property
     def graph_backend(self) -> str:
-        """`cuda`, `emulated` or, without graphs, `none`."""
+        """`cuda`, `emulated`, `inductor` (graphs of its own, where there is CUDA) or, without graphs, `none`."""
         return "none" if self.graph_runner is None else self.graph_runner.graph_backend
 
     def is_compiled(self, plan: StepPlan) -> bool:
-        """Return True if a step that runs as `plan` runs compiled code."""
-        return False
+        """Return True if each part of a decode step that runs as `plan` runs compiled code."""
+        return self.graph_runner is not None and self.graph_runner.is_compiled(plan)
+
+    @property
+    def compile_counts(self) -> CompileCounts | None:
+        """What torch.compile came to so far; None if nothing is compiled."""
+        compiled = None if self.graph_runner is None else self.graph_runner.compiled
+        return None if compiled is None else compiled.counts
 
     def forward(self, batch: ForwardBatch, plan: StepPlan | None = None) -> LogitsProcessorOutput:
         """Run one step and return the logits of each request's last token.
@@ -258,19 +317,23 @@ class ModelRunner:
         self.attn_backend.init_forward_metadata(prepared)
         return prepared
 
-    def compute_timed(self, batch: ForwardBatch) -> torch.Tensor:
-        """`compute_logits` under the stopwatch."""
+    def compute_timed(self, batch: ForwardBatch, forward: Forward | None = None) -> torch.Tensor:
+        """`forward` (`compute_logits` if None) under the stopwatch."""
+        forward = forward or self.compute_logits
         if self.stopwatch is None:
-            return self.compute_logits(batch)
+            return forward(batch)
         self.stopwatch.start()
-        logits = self.compute_logits(batch)
+        logits = forward(batch)
         self.stopwatch.stop()
         return logits
 
-    def compute_logits(self, batch: ForwardBatch) -> torch.Tensor:
-        """Call the model on a planned batch: `[batch_size, vocab_size]`, one row a request."""
+    def compute_logits(self, batch: ForwardBatch, model: CompiledModel | None = None) -> torch.Tensor:
+        """Call the model on a planned batch: `[batch_size, vocab_size]`, one row a request.
+
+        `model` is the compiled one, or None for the eager one.
+        """
         with torch.no_grad(), forward_context(self.attn_backend, batch):
-            output = self.model(
+            output = (model or self.model)(
                 input_ids=batch.input_ids.unsqueeze(0),
                 position_ids=batch.positions.unsqueeze(0),
                 use_cache=False,

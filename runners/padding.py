@@ -60,7 +60,7 @@ class StepPlan:
 class StepCosts:
     """Measured step times in ms, end to end. Sizes without a measurement are absent, never 0."""
 
-    #: Captured size → median time of a step that replays its graph.
+    #: Captured size → median time of a step that replays its graph (Inductor's, in mode `compiled`).
     graph_ms: dict[int, float] = field(default_factory=dict)
     #: Batch size → median time of an eager step.
     eager_ms: dict[int, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class StepCosts:
             if row["context_len"] != context:
                 continue
             size, padded = int(row["batch_size"]), int(row["padded_batch_size"])
-            if row["mode"] == "graph" and size == padded:
+            if row["mode"] in ("graph", "compiled") and size == padded:
                 graph_ms[padded] = float(row["step_ms_p50"])
                 graph_noise_ms |= _noise_ms(row, padded)
                 backends.add(str(row["graph_backend"]))

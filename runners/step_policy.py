@@ -34,7 +34,8 @@ class StepPolicy:
     """Batch size → plan, under a padding strategy and the two policies for batches without a graph.
 
     `above_max` decides, alone, for batches above the largest capture size; `on_miss` for batches
-    within range for which the strategy finds no captured size.
+    within range for which the strategy finds no captured size. With the graph backend `inductor` a
+    step runs `compiled` where it would else replay a graph of ours.
     """
 
     def __init__(
@@ -45,8 +46,12 @@ class StepPolicy:
         above_max: AboveMax,
         on_miss: OnMiss,
         graph_backend: str,
+        compile_bs: Sequence[int] = (),
     ) -> None:
         self.capture_bs = sorted(capture_bs)
+        self.compile_bs = list(compile_bs)
+        #: Steps for which the strategy finds a size run compiled, without a graph of ours.
+        self._runs_inductor = graph_backend == "inductor"
         self.max_bs = self.capture_bs[-1]
         self.padding = padding
         self.above_max = above_max
@@ -70,7 +75,10 @@ class StepPolicy:
         """Return the plan for a batch. Raises NoUsableGraphError where the policy is `error`."""
         plan = self._plans.get(batch_size)
         if plan is None:
-            plan = self._plans[batch_size] = self._choose(batch_size)
+            plan = self._choose(batch_size)
+            if self._runs_inductor and plan.mode == "graph":
+                plan = StepPlan("compiled", plan.sizes, plan.reason)
+            self._plans[batch_size] = plan
         return plan
 
     def _choose(self, batch_size: int) -> StepPlan:
@@ -92,25 +100,43 @@ class StepPolicy:
         return StepPlan("split", sizes or greedy_sizes(batch_size, self.capture_bs), "above_max")
 
     def check_forced(self, batch_size: int, plan: StepPlan) -> StepPlan:
-        """Return the caller's `plan` with a reason. Raises RunnerError if the batch cannot run so."""
+        """Return the caller's `plan` with a reason. Raises RunnerError if the batch cannot run so.
+
+        Eager, padded to a size whose graph is compiled, means the compiled function without the graph,
+        which is what a replay must equal: mode `compiled`.
+        """
         sizes, wanted = plan.sizes, f"the forced plan {plan.mode}{plan.sizes} for a batch of {batch_size}"
-        if plan.mode == "compiled":
-            raise RunnerError(f"{wanted}: compiled steps are not yet available.")
-        missing = [size for size in sizes if size not in self.capture_bs and plan.num_graphs]
-        if missing:
-            raise RunnerError(f"{wanted}: sizes {missing} are not captured, only {self.capture_bs}.")
+        self._check_sizes(plan, wanted)
         # Every part must get a request, or the sizes say more graphs than the step needs.
         fits = sum(sizes[:-1]) < max(batch_size, 1) and batch_size <= sum(sizes)
         possible = {
             "graph": len(sizes) == 1 and fits,
             "split": len(sizes) >= 1 and fits,
+            "compiled": len(sizes) == 1 and fits,
             "eager": not sizes or (len(sizes) == 1 and fits),
         }
         if not possible[plan.mode]:
             raise RunnerError(
                 f"{wanted} is impossible: the sizes must hold the batch, with at least one request in each."
             )
-        return plan if plan.reason else StepPlan(plan.mode, plan.sizes, "forced")
+        runs_compiled = self.runs_compiled(plan) and not plan.num_graphs
+        return StepPlan("compiled" if runs_compiled else plan.mode, sizes, plan.reason or "forced")
+
+    def _check_sizes(self, plan: StepPlan, wanted: str) -> None:
+        if plan.mode == "eager":
+            return
+        what, usable = "captured", [] if self._runs_inductor else self.capture_bs
+        if plan.mode == "compiled":
+            what, usable = "compiled", self.compile_bs
+        missing = [size for size in plan.sizes if size not in usable]
+        if missing:
+            raise RunnerError(f"{wanted}: sizes {missing} are not {what}, only {usable}.")
+
+    def runs_compiled(self, plan: StepPlan) -> bool:
+        """Return True if each part of a step that runs as `plan` runs compiled code."""
+        if self._runs_inductor:
+            return plan.mode == "compiled"
+        return bool(plan.sizes) and all(size in self.compile_bs for size in plan.sizes)
 
     def explain(self, batch_size: int, reason: str, what: str) -> str:
         """Say in one message what happens to a batch, why, and what would change it."""

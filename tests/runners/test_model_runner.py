@@ -157,11 +157,6 @@ def test_exact_padding_may_refuse_misses_when_every_size_is_captured() -> None:
     assert tiny_config(padding="exact", on_miss="error", capture_sizes=(3, 1, 2)).padding == "exact"
 
 
-def test_what_is_not_yet_available_is_refused_by_name() -> None:
-    with pytest.raises(RunnerError, match="compile_mode=default is not yet available"):
-        tiny_config(compile_mode="default")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_device_that_is_not_there_is_refused_with_the_remedy() -> None:
     with pytest.raises(RunnerError, match="device=cuda:0: this torch sees no CUDA device. Use device=cpu"):

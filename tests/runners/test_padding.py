@@ -165,6 +165,14 @@ def test_costs_come_from_the_sweep_s_unpadded_steps_of_one_context_length() -> N
     assert StepCosts.from_rows(rows) == StepCosts({4: 1.0}, {3: 2.0}, graph_backend="emulated")
 
 
+def test_compiled_steps_of_inductor_s_own_graphs_stand_for_graphs() -> None:
+    row = {"batch_size": 4, "padded_batch_size": 4, "mode": "compiled", "graph_backend": "inductor"}
+
+    costs = StepCosts.from_rows([{**row, "context_len": 128, "step_ms_p50": 1.0}])
+
+    assert costs == StepCosts({4: 1.0}, graph_backend="inductor")
+
+
 def test_a_costs_file_without_the_columns_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.csv"
     path.write_text("batch_size,mode\n1,graph\n")

@@ -102,7 +102,8 @@ def test_a_possible_forced_plan_is_taken_and_called_forced(plan: StepPlan) -> No
         (StepPlan("split", (4, 4)), "impossible"),
         (StepPlan("split"), "impossible"),
         (StepPlan("eager", (2,)), "impossible"),
-        (StepPlan("compiled"), "not yet available"),
+        (StepPlan("compiled", (4,)), r"sizes \[4\] are not compiled, only \[\]"),
+        (StepPlan("compiled"), "impossible"),
     ],
 )
 def test_an_impossible_forced_plan_is_refused(plan: StepPlan, message: str) -> None:

@@ -1,0 +1,455 @@
+"""torch.compile by size: what is compiled, when, how steps run then, and that the counters notice trouble."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+
+from runners import compilation
+from runners.capture import CaptureRecord, CompileCost
+from runners.compile_counts import CompileCounts
+from runners.errors import CaptureError, RunnerError
+from runners.forward_batch import ForwardBatch
+from runners.model_runner import ModelRunner
+from runners.models.context import num_eager_layers
+from runners.models.loader import LoadedModel, ModelSpec, load_model
+from runners.padding import StepPlan
+from runners.recompile_limit import RecompileLimit
+from tests.runners.tiny_runner import CONFIG, MAX_SEQ_LEN, Requests, small_heap, tiny_config, tiny_model
+
+NUM_LAYERS = 12
+SIZES = (1, 2, 4)
+_limits: Any = torch._dynamo.config
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_captures() -> Iterator[None]:
+    with small_heap():
+        yield
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run what dynamo traced as it is: what is counted does not depend on the code generator."""
+    monkeypatch.setattr(compilation, "code_generator", lambda mode: {"backend": "eager"})
+
+
+def deep_model(device: str = "cpu", **fields: Any) -> LoadedModel:
+    config = {**CONFIG, "num_hidden_layers": NUM_LAYERS, **fields}
+    spec = ModelSpec("random", dtype="float32", seed=1, max_seq_len=MAX_SEQ_LEN, config=config)
+    return load_model(spec, device)
+
+
+@cache
+def twelve_layers() -> LoadedModel:
+    return deep_model()
+
+
+@dataclass
+class Events:
+    """What a runner reported while it was built, in order."""
+
+    names: list[tuple[str, int]] = field(default_factory=list)
+
+    def on_capture(self, record: CaptureRecord) -> None:
+        self.names.append(("capture", record.capture_size))
+
+    def on_compile(self, size: int, cost: CompileCost) -> None:
+        self.names.append(("compile", size))
+
+
+def compiled_runner(
+    loaded: LoadedModel | None = None, events: Events | None = None, **overrides: Any
+) -> ModelRunner:
+    settings = {"capture_sizes": SIZES, "max_batch_size": 4, "compile_mode": "default", **overrides}
+    events = events or Events()
+    return ModelRunner(
+        loaded or twelve_layers(), tiny_config(**settings), events.on_capture, events.on_compile
+    )
+
+
+def logits(runner: ModelRunner, batch: ForwardBatch, plan: StepPlan | None = None) -> torch.Tensor:
+    return runner.forward(batch, plan).next_token_logits.clone()
+
+
+def counts(runner: ModelRunner) -> CompileCounts:
+    assert runner.compile_counts is not None
+    return runner.compile_counts
+
+
+def run_steps(runner: ModelRunner) -> None:
+    """A prompt, then decode steps of every batch size, captured or not, there and back."""
+    requests = Requests(runner)
+    for n in (4, 3, 2, 1, 2, 4):
+        batch = requests.first(n)
+        replayed = logits(runner, batch)
+        assert runner.outcome is not None
+        logits(runner, batch, StepPlan("eager", runner.outcome.sizes))
+        torch.testing.assert_close(replayed, logits(runner, batch, StepPlan("eager")), rtol=1e-4, atol=1e-4)
+    requests.release()
+
+
+# --- compiled by Inductor ----------------------------------------------------------------------
+
+
+@dataclass
+class Compiled:
+    runner: ModelRunner
+    events: Events
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Iterator[Compiled]:
+    events = Events()
+    with compiled_runner(deep_model(), events, compile_scope="layer") as runner:
+        yield Compiled(runner, events)
+
+
+def test_every_size_is_compiled_before_the_first_capture_largest_first(compiled: Compiled) -> None:
+    assert compiled.events.names == [
+        *(("compile", size) for size in (4, 2, 1)),
+        *(("capture", size) for size in (4, 2, 1)),
+    ]
+
+
+def test_the_records_say_what_was_compiled_and_how_long_it_took(compiled: Compiled) -> None:
+    graphs = compiled.runner.graph_runner
+    assert graphs is not None
+    assert (graphs.enable_torch_compile, graphs.torch_compile_max_bs, graphs.compile_bs) == (
+        True,
+        4,
+        [1, 2, 4],
+    )
+    for record in graphs.capture_records:
+        assert record.compiled and record.graph_backend == "emulated"
+        assert record.compile_s is not None and record.compile_s > record.capture_s
+
+
+def test_twelve_layers_and_three_sizes_compile_three_graphs_and_nothing_afterwards(
+    compiled: Compiled,
+) -> None:
+    run_steps(compiled.runner)
+    assert counts(compiled.runner) == CompileCounts(num_graphs=3)
+    assert counts(compiled.runner).warning is None
+
+
+def test_a_replay_equals_the_compiled_function_without_the_graph_bit_for_bit(compiled: Compiled) -> None:
+    runner, requests = compiled.runner, Requests(compiled.runner)
+    for n in (4, 3, 1):
+        batch = requests.first(n)
+        replayed = logits(runner, batch)
+        assert runner.outcome is not None and runner.outcome.mode == "graph"
+        same_shape = logits(runner, batch, StepPlan("eager", runner.outcome.sizes))
+        assert runner.outcome.mode == "compiled" and runner.outcome.num_graphs == 0
+        assert torch.equal(replayed, same_shape)
+    requests.release()
+
+
+def test_prompts_and_unpadded_eager_steps_run_uncompiled_code(compiled: Compiled) -> None:
+    runner, requests = compiled.runner, Requests(compiled.runner, [5, 4, 3])
+    batch = requests.first(3)
+    row = int(requests.rows[0])
+    for step, plan, eager_layers in (
+        (requests.prefill(row, 0, 4), None, NUM_LAYERS),
+        (batch, StepPlan("eager"), NUM_LAYERS),
+        (batch, StepPlan("eager", (3,)), NUM_LAYERS),
+        (batch, StepPlan("eager", (4,)), 0),
+        (batch, None, 0),
+    ):
+        before = num_eager_layers()
+        runner.forward(step, plan)
+        assert num_eager_layers() - before == eager_layers
+    requests.release()
+
+
+def test_is_compiled_says_which_steps_run_compiled_code(compiled: Compiled) -> None:
+    runner = compiled.runner
+    for mode, sizes in (("graph", (4,)), ("split", (2, 1)), ("eager", (4,)), ("compiled", (1,))):
+        assert runner.is_compiled(StepPlan(mode, sizes))  # type: ignore[arg-type]
+    assert not runner.is_compiled(StepPlan("eager"))
+    assert not runner.is_compiled(StepPlan("eager", (3,)))
+
+
+def test_compiled_layers_write_the_cache_in_place(
+    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, requests = compiled.runner, Requests(compiled.runner)
+    written: list[int] = []
+    backend = type(runner.attn_backend)
+    decode = backend.forward_decode
+
+    def spy(self: Any, q: Any, k: Any, v: Any, layer: Any, batch: ForwardBatch) -> torch.Tensor:
+        written.extend((layer.k_cache.data_ptr(), layer.v_cache.data_ptr()))
+        return decode(self, q, k, v, layer, batch)
+
+    monkeypatch.setattr(backend, "forward_decode", spy)
+    runner.forward(requests.first(4))
+    caches = zip(runner.kv.k_cache, runner.kv.v_cache, strict=True)
+    assert written == [cache.data_ptr() for pair in caches for cache in pair]
+    requests.release()
+
+
+def test_max_autotune_compiles_dynamic_layers() -> None:
+    settings = {"compile_mode": "max_autotune", "compile_scope": "layer", "compile_dynamic": True}
+    with compiled_runner(capture_sizes=(2, 4), **settings) as runner:
+        run_steps(runner)
+        assert counts(runner) == CompileCounts(num_graphs=1)
+
+
+def test_inductor_makes_no_graphs_of_its_own_inside_ours() -> None:
+    for mode, makes_graphs in (("default", False), ("max_autotune", False), ("reduce_overhead", True)):
+        options = compilation.code_generator(mode)["options"]
+        assert options["triton.cudagraphs"] is makes_graphs
+    assert compilation.code_generator("max_autotune")["options"]["max_autotune"] is True
+
+
+# --- what the sizes share ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize("scope", ["model", "layer"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dynamic_shapes_compile_once_for_all_sizes_but_one(scope: str, dynamic: bool) -> None:
+    # The largest size is also the offset of the positions in the packed inputs: one must not stand for the other.
+    with compiled_runner(compile_scope=scope, compile_dynamic=dynamic) as runner:
+        run_steps(runner)
+        assert counts(runner) == CompileCounts(num_graphs=2 if dynamic else 3)
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_layers_of_unlike_groups_compile_once_a_group() -> None:
+    kinds = ["sliding_attention", "full_attention"] * (NUM_LAYERS // 2)
+    loaded = deep_model(model_type="gemma3_text", layer_types=kinds, sliding_window=6, pad_token_id=0)
+    with compiled_runner(loaded, compile_scope="layer") as runner:
+        run_steps(runner)
+        assert counts(runner) == CompileCounts(num_graphs=6)
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_sizes_above_the_limit_are_captured_uncompiled() -> None:
+    with compiled_runner(compile_scope="layer", compile_max_bs=2) as runner:
+        graphs = runner.graph_runner
+        assert graphs is not None and graphs.compile_bs == [1, 2] and graphs.capture_bs == [1, 2, 4]
+        assert [(r.capture_size, r.compiled, r.compile_s is None) for r in graphs.capture_records] == [
+            (4, False, True),
+            (2, True, False),
+            (1, True, False),
+        ]
+        run_steps(runner)
+        assert runner.is_compiled(StepPlan("graph", (2,))) and not runner.is_compiled(StepPlan("graph", (4,)))
+        assert not runner.is_compiled(StepPlan("split", (4, 2)))
+        logits(runner, Requests(runner, [5]).first(1), StepPlan("eager", (4,)))
+        assert runner.outcome is not None and runner.outcome.mode == "eager"
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_a_second_runner_compiles_its_own_code_and_a_closed_one_leaves_nothing() -> None:
+    before = (_limits.recompile_limit, _limits.accumulated_recompile_limit)
+    with compiled_runner(tiny_model()) as runner:
+        key_cache = weakref.ref(runner.kv.k_cache[0])
+        assert counts(runner).num_graphs == 3
+    with compiled_runner(tiny_model(), max_batch_size=8) as second:
+        run_steps(second)
+        assert counts(second) == CompileCounts(num_graphs=3)
+    del runner, second
+    gc.collect()
+    assert key_cache() is None
+    assert (_limits.recompile_limit, _limits.accumulated_recompile_limit) == before
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_a_capture_can_be_repeated_without_compiling_again() -> None:
+    with compiled_runner(tiny_model()) as runner:
+        assert runner.graph_runner is not None
+        runner.graph_runner.capture()
+        run_steps(runner)
+        assert counts(runner) == CompileCounts(num_graphs=3)
+
+
+def test_the_recompile_limit_is_raised_for_the_largest_holder_and_put_back_by_the_last() -> None:
+    before = _limits.recompile_limit
+    small, large = RecompileLimit(before + 10), RecompileLimit(before + 1000)
+    assert (_limits.recompile_limit, _limits.accumulated_recompile_limit) == (before + 1000, before + 1000)
+    large.release()
+    assert _limits.recompile_limit == before + 10
+    small.release()
+    small.release()
+    assert _limits.recompile_limit == before
+
+
+# --- what goes wrong, and is noticed -----------------------------------------------------------
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize("scope", ["model", "layer"])
+def test_a_planted_recompile_is_counted_and_warned_about(scope: str) -> None:
+    loaded = deep_model(num_hidden_layers=NUM_LAYERS if scope == "layer" else 2)
+    with compiled_runner(loaded, compile_scope=scope) as runner:
+        requests = Requests(runner)
+        logits(runner, requests.first(4))
+        assert counts(runner).num_recompiles == 0
+
+        norm: Any = loaded.model.get_submodule("model.layers.1.input_layernorm")
+        norm.variance_epsilon *= 2
+        logits(runner, requests.first(4))
+        assert counts(runner) == CompileCounts(num_graphs=3, num_recompiles=1)
+        assert runner.graph_runner is not None
+        (warning,) = runner.graph_runner.warnings
+        assert "1 recompiles after warm-up" in warning and "TORCH_LOGS" in warning
+
+
+def unlike_layers() -> LoadedModel:
+    """Twelve layers that no two share a graph, as if each guarded on its index."""
+    loaded = deep_model()
+    for index in range(NUM_LAYERS):
+        norm: Any = loaded.model.get_submodule(f"model.layers.{index}.input_layernorm")
+        norm.variance_epsilon = 1e-6 * (1 + index)
+    return loaded
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_layers_left_uncompiled_by_the_recompile_limit_are_counted() -> None:
+    settings = {"compile_scope": "layer", "compile_fullgraph": False, "capture_sizes": (4,)}
+    with compiled_runner(unlike_layers(), **settings) as runner:
+        admitted = int(_limits.recompile_limit)
+        assert counts(runner).num_graphs == admitted < NUM_LAYERS
+        assert counts(runner).num_recompile_limit_hits >= 1
+        assert counts(runner).num_uncompiled_layers == NUM_LAYERS - admitted
+        assert counts(runner).num_recompiles == counts(runner).num_graph_breaks == 0
+        assert f"{NUM_LAYERS - admitted} layers left uncompiled" in (counts(runner).warning or "")
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_a_graph_break_is_an_error_or_counted() -> None:
+    loaded = deep_model(num_hidden_layers=2)
+    block: Any = loaded.model.get_submodule("model.layers.1.mlp")
+    forward = block.forward
+
+    def breaking(states: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        out: torch.Tensor = forward(states)
+        return out
+
+    block.forward = breaking
+    before = _limits.recompile_limit
+    with pytest.raises(
+        CaptureError, match=r"torch.compile failed at size 4: (.|\n)*compile\.fullgraph=false"
+    ):
+        compiled_runner(loaded, capture_sizes=(4,))
+    assert _limits.recompile_limit == before
+    with compiled_runner(loaded, capture_sizes=(4,), compile_fullgraph=False) as runner:
+        run_steps(runner)
+        assert counts(runner).num_graph_breaks >= 1
+        assert "graph breaks" in (counts(runner).warning or "")
+
+
+# --- Inductor's own graphs ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def inductor_graphs(traced_only: None) -> Iterator[ModelRunner]:
+    with compiled_runner(compile_mode="reduce_overhead", compile_scope="layer") as runner:
+        yield runner
+
+
+def test_reduce_overhead_has_no_graphs_of_ours_and_says_compiled(inductor_graphs: ModelRunner) -> None:
+    runner, graphs = inductor_graphs, inductor_graphs.graph_runner
+    assert graphs is not None and graphs.graphs == {} and graphs.output_buffers == {}
+    assert runner.graph_backend == graphs.graph_backend == "inductor"
+    requests = Requests(runner)
+    for n, size in ((4, 4), (3, 4), (1, 1)):
+        batch = requests.first(n)
+        assert not graphs.can_run(batch)
+        assert logits(runner, batch).shape == (n, runner.vocab_size)
+        assert runner.outcome is not None
+        assert (runner.outcome.mode, runner.outcome.sizes, runner.outcome.num_graphs) == (
+            "compiled",
+            (size,),
+            0,
+        )
+        assert runner.is_compiled(StepPlan("compiled", (size,)))
+    requests.release()
+    run_steps(runner)
+    assert logits(runner, ForwardBatch.idle()).shape == (0, runner.vocab_size)
+    assert counts(runner) == CompileCounts(num_graphs=3)
+
+
+def test_reduce_overhead_records_no_capture_time(inductor_graphs: ModelRunner) -> None:
+    assert inductor_graphs.graph_runner is not None
+    for record in inductor_graphs.graph_runner.capture_records:
+        assert record.compiled and record.graph_backend == "inductor"
+        assert record.compile_s is not None and record.warmup_s > 0
+        assert record.capture_s is None and record.num_nodes is None
+
+
+def test_reduce_overhead_is_compared_with_uncompiled_code_and_refuses_graphs_of_ours(
+    inductor_graphs: ModelRunner,
+) -> None:
+    runner, batch = inductor_graphs, Requests(inductor_graphs).first(3)
+    before = num_eager_layers()
+    logits(runner, batch, StepPlan("eager", (4,)))
+    assert runner.outcome is not None and runner.outcome.mode == "eager"
+    assert num_eager_layers() - before == NUM_LAYERS
+    with pytest.raises(RunnerError, match=r"sizes \[4\] are not captured"):
+        runner.forward(batch, StepPlan("graph", (4,)))
+    with pytest.raises(RunnerError, match=r"sizes \[3\] are not compiled, only \[1, 2, 4\]"):
+        runner.forward(batch, StepPlan("compiled", (3,)))
+
+
+def test_reduce_overhead_keeps_to_real_rows_when_the_padding_is_poisoned(
+    inductor_graphs: ModelRunner,
+) -> None:
+    runner, batch = inductor_graphs, Requests(inductor_graphs).first(3)
+    expected = logits(runner, batch)
+    assert runner.graph_runner is not None
+    runner.graph_runner.poison_padding = True
+    assert torch.equal(logits(runner, batch), expected)
+
+
+def test_on_a_cpu_inductor_says_that_it_made_no_cuda_graphs() -> None:
+    settings = {"compile_mode": "reduce_overhead", "capture_sizes": (4,)}
+    with compiled_runner(tiny_model(), **settings) as runner:
+        run_steps(runner)
+        assert counts(runner).num_cudagraph_skips == 1
+        assert "Inductor's CUDA graphs" in (counts(runner).warning or "")
+
+
+# --- refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"compile_mode": "fastest"}, "choose none, default, max_autotune, reduce_overhead"),
+        ({"compile_scope": "block"}, "model or layer"),
+        ({"kind": "eager"}, "set kind=cuda_graph"),
+        ({"capture_sizes": (2, 4), "compile_max_bs": 1}, "below the smallest capture size, 2"),
+        ({"compile_mode": "reduce_overhead", "compile_max_bs": 2}, "set it to 4, or drop"),
+        ({"compile_mode": "reduce_overhead", "padding": "split"}, "choose another, or compile_mode=default"),
+        (
+            {"compile_mode": "reduce_overhead", "above_max": "split"},
+            "choose another, or compile_mode=default",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_with_the_remedy(
+    overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny_config(**{"compile_mode": "default", "capture_sizes": SIZES, **overrides})
+
+
+def test_without_a_compiler_a_cpu_is_refused_and_a_gpu_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match=r"no C\+\+ compiler \(g\+\+\): install one .*or set none"):
+        tiny_config(compile_mode="default")
+    assert tiny_config(compile_mode="default", device="cuda:0").compile_sizes == (1, 2, 4, 8)
