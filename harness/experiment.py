@@ -16,6 +16,7 @@ from harness.errors import ConfigError, unwritable
 from harness.interruptions import Interruptions, JobKilledError, JobTimeoutError
 from harness.progress import CAPTURE, LOAD, PARITY, SIZE_SWEEP, WORKLOAD, Progress
 from harness.record import JobRecord, Status
+from harness.record_reader import read_result
 from harness.schema import Config, check, load_config
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from harness.parity import ParityReport
     from harness.workload.base import Workload
-    from runners.capture import CaptureRecord
+    from runners.capture import CaptureRecord, CompileCost
     from runners.model_runner import ModelRunner, RunnerConfig
     from runners.models.loader import LoadedModel, ModelSpec
 
@@ -118,9 +119,12 @@ class Experiment:
         self.build()
         self.capture()
         with self.runner:
-            self.parity()
-            self.size_sweep()
-            self.workload_replay()
+            try:
+                self.parity()
+                self.size_sweep()
+                self.workload_replay()
+            finally:
+                self.count_compilations()
 
     @_timed
     def validate(self) -> None:
@@ -170,23 +174,35 @@ class Experiment:
         sizes = self.settings.capture_sizes
         if sizes and (gap := capture_list(self.config).warning):
             self.record.warn(gap)
-        with self.progress.task(CAPTURE, total=len(sizes)) as task:
+        with self.progress.task(CAPTURE, total=len(self.settings.compile_sizes) + len(sizes)) as task:
+
+            def on_compile(size: int, cost: CompileCost) -> None:
+                task.advance(detail=f"size {size} compiled in {cost.compile_s:.1f} s")
 
             def on_capture(row: CaptureRecord) -> None:
                 self.record.append("capture", asdict(row))
                 task.advance()
 
             started = time.perf_counter()
-            self.runner = ModelRunner(self.loaded, self.settings, on_capture=on_capture)
+            self.runner = ModelRunner(self.loaded, self.settings, on_capture, on_compile)
             seconds = time.perf_counter() - started
         self.record.finish("capture")
         self.record.update(
             graph_backend=self.runner.graph_backend,
             attention=self.runner.attn_backend.describe(),
-            capture={"sizes": list(sizes), "policy": self.config.capture.policy, "seconds": seconds},
+            capture={
+                "sizes": list(sizes),
+                "policy": self.config.capture.policy,
+                "seconds": seconds,
+                "compile_counts": self._compile_counts(),
+            },
         )
         if self.config.padding.costs_path is not None and self.runner.graph_runner is not None:
             self.runner.graph_runner.set_step_costs(StepCosts.from_sizes_csv(self.config.padding.costs_path))
+
+    def _compile_counts(self) -> dict[str, int] | None:
+        counts = self.runner.compile_counts
+        return None if counts is None else asdict(counts)
 
     @_timed
     def parity(self) -> None:
@@ -303,6 +319,16 @@ class Experiment:
         for warning in filter(None, (unsteady, lock_in(stable, self.runner))):
             self.record.warn(warning)
         return asdict(statistics)
+
+    def count_compilations(self) -> None:
+        """Write down what torch.compile did since the capture; a count that should be 0 and is not warns."""
+        counts = self.runner.compile_counts
+        if counts is None:
+            return
+        capture = read_result(self.record.job_dir)["capture"]
+        self.record.update(capture=capture | {"compile_counts": asdict(counts)})
+        if counts.warning is not None:
+            self.record.warn(counts.warning)
 
     def _conclude(self, status: Status, error: BaseException | None) -> None:
         """Write the status before all else: what else is to be written may be cut short, or fail."""

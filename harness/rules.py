@@ -216,14 +216,67 @@ def check_costs(field: str, path: str) -> None:
 
 
 def check_compile(config: Config) -> None:
-    """Only sizes that are captured can be compiled."""
-    max_bs = config.compile.max_bs
+    """Only sizes that are captured can be compiled, and only where there is a compiler."""
+    max_bs, mode = config.compile.max_bs, config.compile.mode
     largest = config.capture.max_size or config.runner.max_batch_size
     if max_bs is not None and max_bs > largest:
         raise ConfigError(
             "compile.max_bs",
             max_bs,
             f"must be at most the largest capture size, {largest}: lower it or leave it null",
+        )
+    if mode == "none":
+        return
+    if config.runner.kind == "eager":
+        raise ConfigError(
+            "compile.mode", mode, "compiles capture sizes, and runner=eager has none: add runner=cuda_graph"
+        )
+    smallest = capture_list(config)[0]
+    if max_bs is not None and max_bs < smallest:
+        raise ConfigError(
+            "compile.max_bs",
+            max_bs,
+            f"compiles nothing, the smallest capture size is {smallest}: raise it, or write compile=none",
+        )
+    if mode == "reduce_overhead":
+        _check_reduce_overhead(config)
+    _check_compiler(config)
+
+
+def _check_reduce_overhead(config: Config) -> None:
+    max_bs, largest = config.compile.max_bs, capture_list(config)[-1]
+    if max_bs is not None and max_bs < largest:
+        raise ConfigError(
+            "compile.max_bs",
+            max_bs,
+            f"reduce_overhead runs every capture size compiled, up to {largest}: leave it null, or lower "
+            "capture.max_size",
+        )
+    for field, value in (
+        ("padding.strategy", config.padding.strategy),
+        ("runner.above_max", config.runner.above_max),
+    ):
+        if value == "split":
+            raise ConfigError(
+                field,
+                value,
+                "replays graphs of our own, and with compile=reduce_overhead there are none: choose another, or "
+                "write compile=default",
+            )
+
+
+def _check_compiler(config: Config) -> None:
+    from harness.nvidia import visible_gpus
+    from runners.cpp_compiler import missing_for_cpu_kernels
+
+    if config.device.startswith("cuda") or (config.device == "auto" and visible_gpus()):
+        return
+    lacking = missing_for_cpu_kernels()
+    if lacking is not None:
+        raise ConfigError(
+            "compile.mode",
+            config.compile.mode,
+            f"builds kernels for the CPU, and there is {lacking}, or write compile=none",
         )
 
 

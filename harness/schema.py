@@ -109,13 +109,13 @@ class CompileConfig:
     mode: str = one_of("none", "none", "default", "max_autotune", "reduce_overhead")
     """torch.compile mode. `none`, never `off`: YAML reads `off` as a boolean."""
     max_bs: int | None = number(None, ge=1)
-    """Largest capture size that is compiled; null: all."""
+    """Largest capture size that is compiled; null: all. Larger ones are captured uncompiled."""
     scope: str = one_of("model", "model", "layer")
     """Compile the model as one graph, or one layer that all layers reuse."""
     dynamic: bool = False
-    """Compile once for all sizes."""
+    """Compile once for all sizes (and apart for 1), not once a size."""
     fullgraph: bool = True
-    """A graph break is an error."""
+    """A graph break is an error; false: it is counted."""
 
 
 @dataclass

@@ -15,7 +15,7 @@ from harness.probe import ProbeRequests
 from harness.step_timer import StepTimer, StepTiming
 from harness.stopping import StoppingRule, WarmUp
 from runners.batches import extend_batch
-from runners.padding import StepPlan
+from runners.padding import Mode, StepPlan
 
 if TYPE_CHECKING:
     from harness.schema import MeasureConfig
@@ -83,15 +83,19 @@ class SizeSweep:
         ]
 
     def _plans(self, batch_size: int) -> Iterator[StepPlan]:
-        """The plan in force, the graph of the smallest captured size that fits, and eager, once each."""
+        """The plan in force, the graph of the smallest captured size that fits, and eager, once each.
+
+        With Inductor's graphs, compiled steps stand in for ours.
+        """
         graphs = self._runner.graph_runner
         eager = StepPlan("eager", (), "forced")
         if graphs is not None:
             seen = set()
+            mode: Mode = "compiled" if graphs.graph_backend == "inductor" else "graph"
             fitting = [size for size in graphs.capture_bs if size >= batch_size][:1]
             for plan in (
                 graphs.plan(batch_size),
-                *(StepPlan("graph", (size,), "forced") for size in fitting),
+                *(StepPlan(mode, (size,), "forced") for size in fitting),
             ):
                 if plan.mode != "eager" and (plan.mode, plan.sizes) not in seen:
                     seen.add((plan.mode, plan.sizes))

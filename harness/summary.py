@@ -52,6 +52,7 @@ def summary_parts(job_dir: Path) -> Iterator[RenderableType]:
     unit = _Unit(result["graph_backend"])
     yield from _verdict(job_dir, result)
     yield from _capture_table(read_table(job_dir, "capture").to_pylist(), unit)
+    yield from _compilation(result)
     yield from _sizes_table(read_table(job_dir, "sizes").to_pylist(), unit)
     yield from _workload_tables(job_dir, unit)
     yield from _ending(job_dir, result)
@@ -103,13 +104,27 @@ def _capture_table(rows: list[Row], unit: _Unit) -> Iterator[RenderableType]:
     rows = sorted(rows, key=lambda row: row["capture_size"])
     memory = [name for name in MEMORY_CLASSES if any(row[name] is not None for row in rows)]
     heads = [name.removesuffix("_bytes") + "\nMiB" for name in memory]
-    table = _table("Capture sizes", ["capture\nsize", f"capture\n{unit('s')}", *heads, "nodes"])
+    compile_heads = ["compile\ns"] if any(row["compiled"] for row in rows) else []
+    first = ["capture\nsize", *compile_heads, f"capture\n{unit('s')}"]
+    table = _table("Capture sizes", [*first, *heads, "nodes"])
     for row in _thinned(rows):
+        compile_s = [_number(row["compile_s"], ".2f") for _ in compile_heads]
         mib = [_number(None if row[name] is None else row[name] / _MIB, ".2f") for name in memory]
-        table.add_row(
-            str(row["capture_size"]), _number(row["capture_s"], ".3f"), *mib, _number(row["num_nodes"], "d")
-        )
+        seconds = [*compile_s, _number(row["capture_s"], ".3f")]
+        table.add_row(str(row["capture_size"]), *seconds, *mib, _number(row["num_nodes"], "d"))
     yield from _with_note(table, rows, "capture.csv")
+
+
+def _compilation(result: Row) -> Iterator[RenderableType]:
+    """What torch.compile did after warm-up; a count that is not 0 stands among the warnings too."""
+    from rich.text import Text
+
+    counts = (result["capture"] or {}).get("compile_counts")
+    if counts is None:
+        return
+    what = "recompiles", "graph_breaks", "recompile_limit_hits", "uncompiled_layers"
+    found = ", ".join(f"{counts[f'num_{name}']} {name.replace('_', ' ')}" for name in what)
+    yield Text(f"torch.compile: {counts['num_graphs']} graphs in warm-up; {found}")
 
 
 def _sizes_table(rows: list[Row], unit: _Unit) -> Iterator[RenderableType]:

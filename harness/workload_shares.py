@@ -41,7 +41,7 @@ def mode_shares(steps: pd.DataFrame) -> list[ModeShare]:
 
 
 def padding_waste(steps: pd.DataFrame) -> float | None:
-    """Return the share of padding rows among all rows that graphs replayed; None without a replay."""
-    replayed = steps[steps["mode"].isin(["graph", "split"]) & (steps["phase"] == "decode")]
+    """Return the share of padding rows among all rows of padded steps; None without one."""
+    replayed = steps[steps["mode"].isin(["graph", "split", "compiled"]) & (steps["phase"] == "decode")]
     num_rows = int(replayed["padded_batch_size"].sum())
     return 1.0 - int(replayed["batch_size"].sum()) / num_rows if num_rows else None

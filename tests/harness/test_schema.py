@@ -163,6 +163,28 @@ def test_all_requests_at_once_is_a_rate() -> None:
         ({"padding__strategy": "exact", "runner__on_miss": "error"}, "padding.strategy", "write capture=all"),
         ({"padding__costs_path": "/nowhere.csv"}, "padding.costs_path", "No such file"),
         ({"compile__max_bs": 17}, "compile.max_bs", "at most the largest capture size, 16"),
+        ({"compile__mode": "default", "runner__kind": "eager"}, "compile.mode", "add runner=cuda_graph"),
+        (
+            {
+                "compile__mode": "default",
+                "compile__max_bs": 4,
+                "capture__policy": "explicit",
+                "capture__sizes": [8, 16],
+            },
+            "compile.max_bs",
+            "the smallest capture size is 8",
+        ),
+        ({"compile__mode": "reduce_overhead", "compile__max_bs": 8}, "compile.max_bs", "up to 16"),
+        (
+            {"compile__mode": "reduce_overhead", "padding__strategy": "split"},
+            "padding.strategy",
+            "write compile=default",
+        ),
+        (
+            {"compile__mode": "reduce_overhead", "runner__above_max": "split"},
+            "runner.above_max",
+            "write compile=default",
+        ),
         ({"runner__poison_padding": True}, "runner.poison_padding", "add measure=none workload=none"),
         ({"measure__batch_sizes": [1, 17]}, "measure.batch_sizes", "17 is over runner.max_batch_size=16"),
         ({"parity__batch_sizes": [17]}, "parity.batch_sizes", "17 is over runner.max_batch_size=16"),
