@@ -40,7 +40,9 @@ class TokenReader:
         """Queue the copy of the step's token ids behind the step and return at once."""
         ids = output.next_token_ids
         if ids is None:
-            ids = output.next_token_logits.argmax(dim=-1)
+            logits = output.next_token_logits
+            # On a CPU the argmax of bfloat16 takes 3.5 times as long as a float32 copy and the argmax of that.
+            ids = (logits if self._on_cuda else logits.float()).argmax(dim=-1)
         host, event = self._buffers[self._next][: ids.shape[0]], self._events[self._next]
         self._next = (self._next + 1) % len(self._buffers)
         host.copy_(ids, non_blocking=True)
