@@ -63,6 +63,7 @@ def examine() -> Iterator[Finding]:
         check_memory,
         check_disk,
         check_traces,
+        check_weights,
     )
     for check in checks:
         yield check()
@@ -236,6 +237,18 @@ def check_traces() -> Finding:
     fix = "put logs from github.com/Azure/AzurePublicDataset into a folder, and set CGH_TRACES to it"
     return Finding(
         "traces", Verdict.LIMITED, f"no request logs in {folder}: workload=synthetic or steady", fix
+    )
+
+
+def check_weights() -> Finding:
+    """Trained weights for model=smollm2_135m; the tests that need them skip without."""
+    from harness.model_cache import cached_model, is_fetched
+
+    name = "smollm2_135m"
+    if is_fetched(name):
+        return Finding("weights", Verdict.OK, f"model={name} at {cached_model(name)}")
+    return Finding(
+        "weights", Verdict.LIMITED, f"model={name} was not fetched: the other presets only", "make smollm2"
     )
 
 

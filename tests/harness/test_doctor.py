@@ -26,6 +26,7 @@ def test_doctor_ends_with_0_where_the_main_job_runs(capsys: pytest.CaptureFixtur
         "wandb",
         "disk",
         "traces",
+        "weights",
     ):
         assert f" {subject}" in printed
     assert "The main job runs here" in printed
@@ -60,6 +61,16 @@ def test_missing_traces_come_with_the_place_to_get_them(
 ) -> None:
     monkeypatch.setenv("CGH_TRACES", str(tmp_path))
     assert "set CGH_TRACES" in doctor.check_traces().fix
+
+
+def test_weights_that_were_not_fetched_come_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDAGRAPH_HARNESS_CACHE", str(tmp_path))
+    assert doctor.check_weights().fix == "make smollm2"
+    (tmp_path / "smollm2_135m").mkdir()
+    (tmp_path / "smollm2_135m" / "SOURCE.json").write_text("{}")
+    assert doctor.check_weights().verdict is Verdict.OK
 
 
 def test_a_machine_without_a_compiler_is_told_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
