@@ -63,6 +63,10 @@ def check_model(config: Config) -> None:
     if model.source == "random":
         if model.path is not None:
             raise ConfigError(
+    if model.revision is not None and model.source != "pretrained":
+        raise ConfigError(
+            "model.revision", model.revision, f"unused with model.source={model.source}: leave it out"
+        )
                 "model.path", model.path, "unused with random weights: add model.source=pretrained"
             )
         if not model.config.get("model_type"):

@@ -15,7 +15,7 @@ from runners.attention.base import AttentionGroup
 from runners.errors import UnsupportedModelError
 from runners.models.families import SUPPORTED, check_family, check_positions, freeze_positions, refusal
 from runners.models.packed_linear import pack_linears
-from runners.models.sources import Checkpoint, ModelSourceError, find_checkpoint, read_config
+from runners.models.sources import Checkpoint, ModelSourceError, find_checkpoint, gguf_errors, read_config
 from runners.models.weights import (
     count_parameters,
     fingerprint,
@@ -253,7 +253,7 @@ def _pretrained_model(checkpoint: Checkpoint, hf_config: Any, dtype: torch.dtype
     if checkpoint.gguf_file:
         arguments["quantization_config"] = GgufConfig(dequantize=True)
     try:
-        with without_progress_bars():
+        with without_progress_bars(), gguf_errors(checkpoint):
             model, info = auto_model.from_pretrained(
                 checkpoint.location,
                 config=hf_config,

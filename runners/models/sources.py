@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +61,7 @@ def find_checkpoint(source: str, path: str | None, revision: str | None) -> Chec
         )
     local = Path(path).expanduser()
     if source == "gguf":
+        _refuse_revision(path, revision)
         return _gguf_file(local)
     if local.is_dir():
         _refuse_revision(path, revision)
@@ -73,7 +78,8 @@ def read_config(checkpoint: Checkpoint) -> dict[str, Any]:
     if checkpoint.gguf_file is not None:
         from transformers import PreTrainedConfig
 
-        config, _ = PreTrainedConfig.get_config_dict(checkpoint.location, gguf_file=checkpoint.gguf_file)
+        with gguf_errors(checkpoint):
+            config, _ = PreTrainedConfig.get_config_dict(checkpoint.location, gguf_file=checkpoint.gguf_file)
         return dict(config)
     if checkpoint.revision is None:
         return _parse_config(Path(checkpoint.location) / "config.json")
@@ -145,7 +151,7 @@ def _refuse_revision(path: str, revision: str | None) -> None:
         raise ModelSourceError(
             "model.revision",
             revision,
-            f"{path} is a local folder, which has no revisions.",
+            f"{path} is local, and only a hub id has revisions.",
             "Leave it unset.",
         )
 
@@ -165,6 +171,23 @@ def _gguf_file(path: Path) -> Checkpoint:
             "Run: pip install 'cudagraph-harness[gguf]'.",
         )
     return Checkpoint(str(path.parent), gguf_file=path.name, files=[path])
+
+
+@contextmanager
+def gguf_errors(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turn what the readers of a GGUF file raise in the block into a ModelSourceError."""
+    try:
+        yield
+    except (ValueError, KeyError, IndexError, NotImplementedError, struct.error) as error:
+        if checkpoint.gguf_file is None or isinstance(error, ModelSourceError):
+            raise
+        path = Path(checkpoint.location) / checkpoint.gguf_file
+        raise ModelSourceError(
+            "model.path",
+            path,
+            f"cannot be read as a GGUF file ({error}).",
+            "Copy it again, or give another: transformers must know its architecture and types.",
+        ) from error
 
 
 # --- the hub -----------------------------------------------------------------------------------
@@ -199,7 +222,8 @@ def _hub_file(repo_id: str, name: str, revision: str | None) -> Path:
     from huggingface_hub import errors, hf_hub_download
 
     try:
-        return Path(hf_hub_download(repo_id, name, revision=revision))
+        with _without_retry_messages():
+            return Path(hf_hub_download(repo_id, name, revision=revision))
     except errors.GatedRepoError as error:
         raise ModelSourceError(
             "model.path", repo_id, "is gated.", "Accept its terms on the hub, then run: hf auth login."
@@ -223,3 +247,15 @@ def _hub_file(repo_id: str, name: str, revision: str | None) -> Path:
             "is not in the local cache, and the hub cannot be reached.",
             f"Run once with network: hf download {repo_id}; or set model.path to a local folder.",
         ) from error
+
+
+@contextmanager
+def _without_retry_messages() -> Iterator[None]:
+    """Keep the hub client from warning at each of its retries: what it comes to is said once, by us."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

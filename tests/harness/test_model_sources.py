@@ -121,6 +121,12 @@ def test_a_gguf_source_without_a_file_is_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("source", ["random", "gguf"])
+def test_a_revision_without_a_hub_id_is_refused(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"model.source={source}", "model.revision=main"]) == 2
+    assert f"model.revision=main: unused with model.source={source}" in capsys.readouterr().err
+
+
 def test_gguf_without_its_packages_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import huggingface_hub.constants
 import pytest
 import torch
@@ -347,6 +348,38 @@ def test_a_gguf_file_loads_to_the_weights_it_holds(tmp_path: Path) -> None:
 def test_a_gguf_source_wants_a_gguf_file(folder: Path) -> None:
     with pytest.raises(ModelSourceError, match="is not a .gguf file"):
         check_model(ModelSpec("gguf", path=str(folder)))
+
+
+def test_a_gguf_file_has_no_revisions(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelSourceError, match="model.revision=main: .* only a hub id has revisions"):
+        check_model(ModelSpec("gguf", path=str(tmp_path / "model.gguf"), revision="main"))
+
+
+@pytest.mark.parametrize("keep", [4, 200, -4])
+def test_a_damaged_gguf_file_is_refused(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, tiny_model(head_dim=128))
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ModelSourceError, match="cannot be read as a GGUF file"):
+        load_model(ModelSpec("gguf", path=str(path), max_seq_len=MAX_SEQ_LEN), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"), [("mamba", "recurrent state"), ("qwen3moe", "mixture of experts")]
+)
+def test_a_gguf_file_of_a_family_outside_the_list_is_refused(
+    tmp_path: Path, architecture: str, reason: str
+) -> None:
+    path = tmp_path / "other.gguf"
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModelError, match=reason):
+        check_model(ModelSpec("gguf", path=str(path)))
 
 
 def test_a_folder_with_a_gguf_file_says_how_to_load_it(tmp_path: Path) -> None:
