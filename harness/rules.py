@@ -60,13 +60,13 @@ def check_device(config: Config) -> None:
 def check_model(config: Config) -> None:
     """The model has a source, and the longest request fits its positions."""
     model = config.model
-    if model.source == "random":
-        if model.path is not None:
-            raise ConfigError(
     if model.revision is not None and model.source != "pretrained":
         raise ConfigError(
             "model.revision", model.revision, f"unused with model.source={model.source}: leave it out"
         )
+    if model.source == "random":
+        if model.path is not None:
+            raise ConfigError(
                 "model.path", model.path, "unused with random weights: add model.source=pretrained"
             )
         if not model.config.get("model_type"):
