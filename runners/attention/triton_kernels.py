@@ -77,6 +77,20 @@ def _write_kv_kernel(
     tl.store(v_cache + target, value.to(v_cache.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def _feed_tokens_kernel(input_ids, token_source, sampled, num_rows, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    source = tl.load(token_source + row, mask=row < num_rows, other=-1)
+    fed = source >= 0
+    tl.store(input_ids + row, tl.load(sampled + source, mask=fed, other=0), mask=fed)
+
+
+def launch_feed_tokens(input_ids: torch.Tensor, token_source: torch.Tensor, sampled: torch.Tensor) -> None:
+    """Queue the kernel of `feed_tokens`."""
+    num_rows = input_ids.shape[0]
+    _feed_tokens_kernel[(triton.cdiv(num_rows, 256),)](input_ids, token_source, sampled, num_rows, BLOCK=256)
+
+
 def launch_page_indices(
     out: PageIndices,
     page_table: torch.Tensor,

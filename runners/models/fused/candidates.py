@@ -1,0 +1,101 @@
+"""Recipes worth timing for a product: what the measurements so far have left in the race."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runners.models.fused.recipe import Recipe
+from runners.models.fused.skinny_gemm import Product, Tile
+
+#: Weights below this leave less than a full wave of bandwidth-bound tiles: latency counts there.
+_SMALL_BYTES = 20 << 20
+#: How much of a weight is brought to the L2 cache ahead: above half of its 50 MiB it drives itself out.
+_PREFETCH_BYTES = 20 << 20
+
+
+def candidates(product: Product, rows: int) -> list[Recipe]:
+    """Tiles for `rows` rows of `product`; the vendor's GEMM is always one more."""
+    n, k = product.num_outputs, int(product.weight.shape[1])
+    small = product.weight.nbytes <= _SMALL_BYTES
+    if rows == 1:
+        found = _one_row(product, n, k, small)
+    elif small:
+        found = _in_registers(product, rows, n, k)
+    else:
+        found = _streamed(product, rows, n, k)
+    return [Recipe(tile) for tile in dict.fromkeys(found)]
+
+
+def _one_row(product: Product, n: int, k: int, small: bool) -> Iterator[Tile]:
+    """Multiply-add tiles. The weight of a small product is all on its way before the wait."""
+    if product.argmax:
+        yield from (Tile(0, bn, bk) for bn, bk in ((16, 256), (8, 512), (8, 1024)))
+        return
+    weight_rows = int(product.weight.shape[0])
+    shapes = ((2, 1024), (4, 1024), (8, 1024), (2, 2048), (4, 2048), (4, 512), (8, 512))
+    for bn, bk in shapes if small else shapes[1:]:
+        if bk > k:
+            continue
+        for splits in (1, 2, 3, 4) if small else (1, 2) if product.residual else (1,):
+            per_split = -(-k // (splits * bk)) * bk
+            programs = -(-n // bn) * splits
+            if per_split * splits != k or not 250 <= programs <= 3100:
+                continue
+            if small and per_split > 2 * bk:
+                continue
+            yield Tile(0, bn, bk, splits)
+            ahead = min(per_split - bk, _PREFETCH_BYTES // (2 * weight_rows)) // 512 * 512
+            if ahead > 0 and not small and splits == 1:
+                yield Tile(0, bn, bk, splits, prefetch=ahead)
+
+
+def _in_registers(product: Product, rows: int, n: int, k: int) -> Iterator[Tile]:
+    """Split so far that a program's share of the weight fits its registers ahead of the wait."""
+    block_m = _block_m(rows)
+    halves = 2 if product.silu else 1
+    for bn in (16, 32, 64):
+        for ahead in (256, 512, 1024) if rows <= 16 else (256, 512):
+            splits, rest = divmod(k, ahead)
+            programs = -(-n // bn) * splits
+            # More warps than a tile has columns for only repeat each other's registers.
+            warps = 8 if bn == 64 else 4
+            if rest or not 90 <= programs <= 400 or splits > 12 or bn * ahead * halves > 8 * 1024 * warps:
+                continue
+            if rows <= 32:
+                yield Tile(block_m, bn, ahead, splits, warps, 0, ahead)
+    if rows <= 16:
+        loops = [Tile(16, 32, 256, s, 4, 3, a) for s in (1, 2, 4) for a in (0, 256)]
+    else:
+        shapes = ((32, 128, 4), (64, 64, 5), (64, 128, 3))
+        loops = [Tile(block_m, bn, bk, s, 4, x) for bn, bk, x in shapes for s in (1, 2, 4, 8)]
+    for tile in loops:
+        programs = -(-n // tile.block_n) * tile.splits
+        if k % (tile.splits * tile.block_k) == 0 and 60 <= programs <= 400:
+            yield tile
+
+
+def _streamed(product: Product, rows: int, n: int, k: int) -> Iterator[Tile]:
+    """Loops of several stages over a large weight."""
+    block_m = _block_m(rows)
+    shapes: tuple[tuple[int, int, int, bool], ...]
+    if rows <= 16:
+        shapes = ((32, 128, 4, False), (64, 128, 4, False), (64, 128, 3, True), (128, 64, 4, True),
+                  (128, 128, 3, True))  # fmt: skip
+    elif rows <= 32:
+        shapes = ((32, 128, 4, False), (64, 64, 5, False), (64, 128, 3, True), (128, 64, 4, True))
+    else:
+        shapes = ((64, 64, 5, False), (64, 128, 3, False), (128, 64, 4, True))
+    for bn, bk, stages, swap in shapes:
+        if product.silu and bn > 64:
+            continue
+        for splits in (1, 2, 4) if product.residual else (1,):
+            programs = -(-n // bn) * splits
+            if programs > 300 and splits > 1:
+                continue
+            yield Tile(block_m, bn, bk, splits, 4, stages, swap=swap)
+            if rows <= 32 and swap and not product.argmax:
+                yield Tile(block_m, bn, bk, splits, 4, stages, ahead=bk, swap=swap)
+
+
+def _block_m(rows: int) -> int:
+    return 16 if rows <= 16 else min(1 << (rows - 1).bit_length(), 128)

@@ -1,0 +1,182 @@
+"""Chooses how the fused layers run on this device, before the capture.
+
+A table of measured winners is shipped for the devices it was measured on, so that a start-up costs no
+measurement there. A product that no table knows is measured, a few candidates each.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from runners.attention.base import AttentionBackend
+from runners.attention.triton_backend import AttentionTile, TritonAttentionBackend
+from runners.models.fused.gemm_choice import PRODUCTS, bucket
+from runners.models.fused.recipe import VENDOR, Recipe
+from runners.models.fused.skinny_gemm import Product, Tile
+
+if TYPE_CHECKING:
+    from runners.models.fused.layers import FusedDecoder
+
+TABLES = Path(__file__).parent / "tables"
+#: Candidates measured of a product that no table knows: each is a compile.
+_MAX_CANDIDATES = 4
+#: Devices from here on let a kernel start before the one in front has ended.
+_DEPENDENT_LAUNCH = (9, 0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one product, or attention, runs at up to `num_rows` rows, and where that comes from."""
+
+    product: str
+    num_rows: int
+    recipe: str
+    #: `table`, `measured` or `default` (nothing was measured: the vendor's GEMM, or the rule of thumb).
+    source: str
+    #: Of the product, and of the one that reads its output if that was timed with it. None: not measured.
+    measured_us: float | None = None
+    #: Rows of the measurement, where the table took it from another number of rows.
+    measured_rows: int | None = None
+
+
+@dataclass
+class Tuning:
+    """What was chosen, for the record."""
+
+    device: str
+    #: File name of the table, None without one.
+    table: str | None
+    dependent_launch: bool
+    choices: list[Choice] = field(default_factory=list)
+    measure_s: float = 0.0
+    compile_s: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, with one row a choice."""
+        plain = {name: value for name, value in vars(self).items() if name != "choices"}
+        return plain | {"choices": [vars(choice) for choice in self.choices]}
+
+
+def tune(model: FusedDecoder, backend: AttentionBackend, batch_sizes: Sequence[int]) -> Tuning:
+    """Set the recipes of `model` and the tiles of `backend` for decode steps of `batch_sizes` rows.
+
+    On a CPU the plain twins compute everything, and nothing is chosen.
+    """
+    device = model.cos_sin.device
+    if device.type != "cuda":
+        return Tuning(str(device), None, False)
+    # Another backend's kernels know nothing of ours that have not ended.
+    pdl = (
+        isinstance(backend, TritonAttentionBackend)
+        and torch.cuda.get_device_capability(device) >= _DEPENDENT_LAUNCH
+    )
+    name = torch.cuda.get_device_name(device)
+    path = table_path(name, torch.cuda.get_device_capability(device))
+    table = WinnerTable.read(path) if path.exists() else WinnerTable()
+    tuning = Tuning(name, path.name if path.exists() else None, pdl)
+    model.pdl = pdl
+    started = time.perf_counter()
+    buckets = sorted({rows for size in batch_sizes if (rows := bucket(size)) is not None})
+    for rows in buckets:
+        tuning.choices += _choose_products(model, table, rows, pdl)
+    tuning.measure_s = time.perf_counter() - started
+    if isinstance(backend, TritonAttentionBackend):
+        backend.pdl = pdl
+        tuning.choices += _choose_tiles(backend, table, batch_sizes, buckets)
+    return tuning
+
+
+def _choose_products(model: FusedDecoder, table: WinnerTable, rows: int, pdl: bool) -> list[Choice]:
+    products = model.products()
+    found = {name: table.product(name, products[name][0], rows) for name in PRODUCTS}
+    choices = []
+    for name, entry in found.items():
+        if entry is not None:
+            model.choice.recipes[name, rows] = recipe_of(entry)
+            choices.append(_from_table(name, rows, str(recipe_of(entry)), entry))
+    unknown = [name for name, entry in found.items() if entry is None]
+    if model.embedding.element_size() != 2:
+        return choices + [Choice(name, rows, str(VENDOR), "default") for name in unknown]
+    for record in model.choice.measure(products, rows, pdl=pdl, names=unknown, limit=_MAX_CANDIDATES):
+        took = record.candidate_us.get(record.recipe)
+        choices.append(Choice(record.product, rows, record.recipe, "measured", took, rows))
+    return choices
+
+
+def _choose_tiles(
+    backend: TritonAttentionBackend, table: WinnerTable, batch_sizes: Sequence[int], buckets: list[int]
+) -> list[Choice]:
+    choices = []
+    for rows in buckets:
+        entry = table.attention(backend, rows)
+        if entry is None:
+            choices.append(Choice("attention", rows, str(backend.tile(rows)), "default"))
+            continue
+        tile = AttentionTile(**entry["tile"])
+        choices.append(_from_table("attention", rows, str(tile), entry))
+        backend.tiles |= {size: tile for size in range(1, max(batch_sizes) + 1) if bucket(size) == rows}
+    return choices
+
+
+def _from_table(name: str, rows: int, recipe: str, entry: Mapping[str, Any]) -> Choice:
+    return Choice(name, rows, recipe, "table", entry["us"], entry["measured_rows"])
+
+
+# --- the table ---------------------------------------------------------------------------------
+
+
+def table_path(device_name: str, capability: tuple[int, int]) -> Path:
+    """Where the table of a device would lie."""
+    name = device_name.lower().replace(" ", "_").replace("-", "_")
+    return TABLES / f"{name}_sm{capability[0]}{capability[1]}.json"
+
+
+class WinnerTable:
+    """Winners by product shape and rows; `provenance` says how they were found."""
+
+    def __init__(self, content: Mapping[str, Any] | None = None) -> None:
+        content = content or {"provenance": {}, "products": [], "attention": []}
+        self.provenance: dict[str, Any] = dict(content["provenance"])
+        self._products = {_product_key(entry): entry for entry in content["products"]}
+        self._attention = {_attention_key(entry): entry for entry in content["attention"]}
+
+    @classmethod
+    def read(cls, path: Path) -> WinnerTable:
+        return cls(json.loads(path.read_text()))
+
+    def product(self, name: str, product: Product, rows: int) -> dict[str, Any] | None:
+        """The entry of a product of this name, shape and type, for up to `rows` rows."""
+        return self._products.get(
+            (name, product.num_outputs, int(product.weight.shape[1]), rows, _dtype_name(product.weight))
+        )
+
+    def attention(self, backend: TritonAttentionBackend, rows: int) -> dict[str, Any] | None:
+        """The entry of the heads that all groups of `backend` share, None if they differ."""
+        shapes = {(g.num_qo_heads, g.num_kv_heads, g.head_dim) for g in backend.groups}
+        if len(shapes) != 1 or backend.kv.dtype.itemsize != 2:
+            return None
+        return self._attention.get((*shapes.pop(), rows))
+
+
+def recipe_of(entry: Mapping[str, Any]) -> Recipe:
+    """The recipe of a product's entry."""
+    return VENDOR if entry["tile"] is None else Recipe(Tile(**entry["tile"]))
+
+
+def _product_key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(entry[name] for name in ("product", "n", "k", "rows", "dtype"))
+
+
+def _attention_key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(entry[name] for name in ("num_qo_heads", "num_kv_heads", "head_dim", "rows"))
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

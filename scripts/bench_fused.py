@@ -1,0 +1,98 @@
+"""Checks and times the fused layers on one GPU, with random weights; needs no checkpoint.
+
+    python scripts/bench_fused.py OUT.json [--dims 0.6b 8b] [--seconds 100]
+
+Each part prints its own failure and the rest goes on. Everything measured goes to OUT.json; the last
+lines are a short table. Parts: products against float32 and whole layers against their plain twins
+(with and without programmatic dependent launch), products by candidate, attention by tile, whole steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from fused_bench.checks import check_model, check_products
+from fused_bench.compile_ahead import compile_ahead
+from fused_bench.rig import ALL_DIMS, CONTEXT, RESULTS, Dims, part, random_decoder
+from fused_bench.timings import bandwidth, time_attention, time_product_choice, time_steps
+
+from runners.models.fused.layers import FusedDecoder
+
+
+def print_table() -> None:
+    """What a reader wants first, last."""
+    print(f"\ncopy {RESULTS.get('copy_tb_s', 0):.2f} TB/s; ms a step at context {CONTEXT}")
+    for name, check in RESULTS.get("check_products", {}).items():
+        print(
+            f"products {name}: {check['count']} checked, worst {check['worst']:.5f}, bad {len(check['bad'])}"
+        )
+    print("model check:", RESULTS.get("model_check"))
+    print("dims  bs  floor   pdl  ratio  untuned no-pdl  cublas")
+    for name, rows in RESULTS.get("steps", {}).items():
+        for bs, row in rows.items():
+            ms = row.get("ms", float("nan"))
+            rest = " ".join(
+                f"{row.get(key, float('nan')):6.3f}" for key in ("ms_first", "ms_no_pdl", "ms_cublas")
+            )
+            print(f"{name:5s} {bs:3d} {row['floor_ms']:6.3f} {ms:6.3f} {ms / row['floor_ms']:5.2f} {rest}")
+            print("      " + " ".join(f"{k}={v}" for k, v in row.get("chosen", {}).items()))
+            kernels = list(row.get("kernels_us", {}).items())[:8]
+            print("      " + "; ".join(f"{k[:22]} {int(c)}x{t / max(c, 1):.1f}" for k, (c, t) in kernels))
+    print("errors:", list(RESULTS["errors"]))
+
+
+def main() -> None:
+    """Run the parts in order, until the time is up."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, help="JSON file to write")
+    parser.add_argument("--dims", nargs="+", default=["0.6b", "8b"], choices=sorted(ALL_DIMS))
+    parser.add_argument("--seconds", type=float, default=100, help="start no new part after this time")
+    args = parser.parse_args()
+    start = time.time()
+    torch.manual_seed(0)
+    chosen = [ALL_DIMS[name] for name in args.dims]
+    decoders: dict[str, FusedDecoder] = {}
+
+    def build(dims: Dims) -> None:
+        decoders[dims.name] = random_decoder(dims)
+
+    def drop(dims: Dims) -> None:
+        decoders.pop(dims.name)
+        torch.cuda.empty_cache()
+
+    parts: list[tuple[str, Callable[[], object]]] = [
+        ("bandwidth", bandwidth),
+        ("compile", lambda: print("  ", compile_ahead(chosen))),
+        *[(f"check products {d.name}", lambda d=d: check_products(d)) for d in chosen],
+        ("check model", check_model),
+    ]
+    for dims in chosen:
+        parts += [
+            (f"build {dims.name}", lambda d=dims: build(d)),
+            (f"attention {dims.name}", lambda d=dims: time_attention(d)),
+            (f"products {dims.name}", lambda d=dims: time_product_choice(decoders[d.name], d)),
+            (f"steps {dims.name}", lambda d=dims: time_steps(decoders[d.name], d)),
+            (f"drop {dims.name}", lambda d=dims: drop(d)),
+        ]
+    for name, run in parts:
+        if time.time() - start > args.seconds:
+            RESULTS["errors"][name] = "left out: out of time"
+            continue
+        with part(name):
+            run()
+        args.out.write_text(json.dumps(RESULTS, indent=1, default=str))
+    print_table()
+
+
+if __name__ == "__main__":
+    main()
