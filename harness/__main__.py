@@ -74,12 +74,10 @@ def _verb(module: str, function: str) -> Callable[[list[str]], int]:
 
 
 def _refuse_word(word: str) -> None:
-    """Raise ConfigError for a first word that is neither a verb of today nor an override."""
-    from harness.not_yet import VERBS, refuse_verb
+    """Raise ConfigError for a first word that is neither a verb nor an override."""
     from harness.suggest import did_you_mean
 
-    refuse_verb(word)
-    verbs = [*_COMMANDS, *VERBS]
+    verbs = list(_COMMANDS)
     raise ConfigError(
         "verb",
         word,
@@ -90,6 +88,9 @@ def _refuse_word(word: str) -> None:
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "doctor": _verb("harness.doctor", "run_doctor"),
+    "plan": _verb("harness.planner.verbs", "main_plan"),
+    "simulate": _verb("harness.planner.verbs", "main_simulate"),
+    "export": _verb("harness.planner.verbs", "main_export"),
     "report": _verb("harness.report.command", "main"),
     "compare": _verb("harness.report.compare", "main"),
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
+from harness.capture_list import capture_list
 from harness.scheduler import SchedulerLimits
-from runners.capture_sizes import capture_sizes
 from runners.model_runner import RunnerConfig
 from runners.models.loader import ModelSpec
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import torch
 
     from harness.schema import Config, ModelConfig
-    from runners.capture_sizes import CaptureList
     from runners.models.loader import LoadedModel
 
 
@@ -30,17 +29,6 @@ def model_spec(config: Config) -> ModelSpec:
         max_seq_len=model.max_seq_len,
         config=dict(model.config),
         implementation=model.implementation,
-    )
-
-
-def capture_list(config: Config) -> CaptureList:
-    """Return the capture list of the policy, clipped to `capture.max_size`."""
-    capture = config.capture
-    return capture_sizes(
-        capture.policy,
-        capture.max_size or config.runner.max_batch_size,
-        sizes=capture.sizes or None,
-        allow_gap=capture.allow_gap,
     )
 
 

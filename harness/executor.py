@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from harness.device import Telemetry
 from harness.scheduler_loop import StepResult
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from harness.workload.base import Request
     from runners.forward_batch import ForwardBatch
     from runners.model_runner import ModelRunner
+    from runners.padding import StepOutcome
+    from runners.stopwatch import Stopwatch
 
 #: Steps between two looks at the throttle reasons: a look costs more host time than a step may.
 _STEPS_PER_LOOK = 64
@@ -41,14 +46,24 @@ class ModelExecutor:
 
     Decoding is greedy. Tokens, rows and pages are kept by request id; a preempted request gives
     its row and pages back and keeps its tokens, so that its recompute is exact.
+
+    With two steps in flight a step is prepared and launched while the one before runs. A token that the
+    host has not read yet goes from that step to this one on the device.
     """
 
-    def __init__(self, runner: ModelRunner, seed: int) -> None:
+    def __init__(self, runner: ModelRunner, seed: int, max_in_flight: int = 1) -> None:
         self._runner = runner
         self._seed = seed
         self._sequences: dict[int, _Sequence] = {}
-        self._reader = TokenReader(runner.device, runner.config.max_batch_size)
-        self._stopwatch = create_stopwatch(runner.device)
+        assert max_in_flight in (1, 2), "a token comes from the host or from the step before"
+        self._reader = TokenReader(runner.device, runner.config.max_batch_size, max_in_flight + 1)
+        # Of a step that is resolved, the one before it and the ones in flight.
+        self._stopwatches = [create_stopwatch(runner.device) for _ in range(max_in_flight + 2)]
+        #: The steps that were launched and not resolved, oldest first.
+        self._in_flight: deque[_Handle] = deque()
+        self._resolved_ns = 0
+        #: The requests of the last decode step and their rows: most steps have those of the step before.
+        self._decoding: tuple[list[int], list[_Sequence], np.ndarray] | None = None
         self._telemetry = Telemetry(runner.device)
         self._throttled: bool | None = None
         self._num_steps = 0
@@ -59,10 +74,16 @@ class ModelExecutor:
         for request in step.admitted:
             self._admit(request)
         batch = self._decode_batch(step) if step.phase == "decode" else self._prefill_batch(step)
-        self._runner.stopwatch = self._stopwatch
+        stopwatch = self._stopwatches[step.index % len(self._stopwatches)]
+        self._runner.stopwatch = stopwatch
         output = self._runner.forward(batch)
         self._runner.stopwatch = None
-        return _Handle(self, step, self._reader.enqueue(output), start_ns)
+        outcome = self._runner.outcome
+        assert outcome is not None
+        before = self._in_flight[-1].stopwatch if self._in_flight else None
+        handle = _Handle(self, step, self._reader.enqueue(output), start_ns, outcome, stopwatch, before)
+        self._in_flight.append(handle)
+        return handle
 
     def preempt(self, request_ids: Sequence[int]) -> None:
         for request_id in request_ids:
@@ -77,6 +98,7 @@ class ModelExecutor:
         for sequence in self._sequences.values():
             self._release(sequence)
         self._sequences.clear()
+        self._in_flight.clear()
 
     def generated(self, request_id: int, prompt_len: int) -> np.ndarray:
         """Return the tokens generated so far of a request that is in the system, `[n]` int64."""
@@ -93,21 +115,51 @@ class ModelExecutor:
             )
             sequence = self._sequences[request.request_id] = _Sequence(token_ids, request.prompt_len)
         sequence.row = self._runner.kv.add_request()
+        self._decoding = None
 
     def _release(self, sequence: _Sequence) -> None:
+        self._decoding = None
         if sequence.row is not None:
             self._runner.kv.release(sequence.row)
             sequence.row = None
 
     def _decode_batch(self, step: ScheduledStep) -> ForwardBatch:
-        sequences = [self._sequences[request_id] for request_id in step.request_ids]
-        rows = np.array([sequence.row for sequence in sequences], dtype=np.int32)
+        sequences, rows = self._sequences_and_rows(step.request_ids)
         ends = np.array(step.ends, dtype=np.int32)
         # Only a token that opens a page needs one; the scheduler has counted it.
         for index in np.flatnonzero((ends - 1) % self._runner.config.page_size == 0).tolist():
             self._extend(int(rows[index]), int(ends[index]))
-        last = [s.token_ids[s.num_tokens - 1] for s in sequences]
-        return decode_batch(self._runner.kv, rows, ends, np.array(last, dtype=np.int64))
+        token_ids, source = self._last_tokens(step, sequences)
+        batch = decode_batch(self._runner.kv, rows, ends, token_ids)
+        batch.token_source = None if source is None else torch.from_numpy(source)
+        return batch
+
+    def _sequences_and_rows(self, request_ids: list[int]) -> tuple[list[_Sequence], np.ndarray]:
+        if self._decoding is None or self._decoding[0] != request_ids:
+            sequences = [self._sequences[request_id] for request_id in request_ids]
+            rows = np.array([sequence.row for sequence in sequences], dtype=np.int32)
+            self._decoding = (request_ids, sequences, rows)
+        return self._decoding[1:]
+
+    def _last_tokens(
+        self, step: ScheduledStep, sequences: list[_Sequence]
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Each request's newest token, or where in the step in flight it is: `[n]` int64, `[n]` int32 or None."""
+        n = step.batch_size
+        if not self._in_flight:
+            return np.array([s.token_ids[s.num_tokens - 1] for s in sequences], dtype=np.int64), None
+        (in_flight,) = self._in_flight
+        if in_flight.step.request_ids == step.request_ids and in_flight.step.phase == "decode":
+            return np.zeros(n, dtype=np.int64), np.arange(n, dtype=np.int32)
+        running = in_flight.step
+        places = {
+            request_id: row for row, request_id in enumerate(running.request_ids) if running.yields_token[row]
+        }
+        source = np.array([places.get(request_id, -1) for request_id in step.request_ids], dtype=np.int32)
+        known = [
+            s.token_ids[s.num_tokens - 1] if row < 0 else 0 for s, row in zip(sequences, source, strict=True)
+        ]
+        return np.array(known, dtype=np.int64), source
 
     def _prefill_batch(self, step: ScheduledStep) -> ForwardBatch:
         sequences = [self._sequences[request_id] for request_id in step.request_ids]
@@ -125,9 +177,14 @@ class ModelExecutor:
                 "does not have"
             )
 
-    def _resolve(self, step: ScheduledStep, pending: PendingTokens, start_ns: int) -> StepResult:
-        token_ids = pending.read()
-        step_ms = (time.perf_counter_ns() - start_ns) / 1e6
+    def _resolve(self, handle: _Handle) -> StepResult:
+        assert self._in_flight.popleft() is handle, "steps are resolved in the order of their launches"
+        step, outcome = handle.step, handle.outcome
+        token_ids = handle.pending.read()
+        now_ns = time.perf_counter_ns()
+        # With another step in flight, the pace: from the tokens of the step before to those of this one.
+        step_ms = (now_ns - max(handle.start_ns, self._resolved_ns)) / 1e6
+        self._resolved_ns = now_ns
         for request_id, token_id, is_next in zip(step.request_ids, token_ids, step.yields_token, strict=True):
             if is_next:
                 sequence = self._sequences[request_id]
@@ -140,11 +197,9 @@ class ModelExecutor:
                 padded_batch_size=step.batch_size,
                 num_graphs=0,
                 step_ms=step_ms,
-                replay_ms=self._stopwatch.elapsed_ms(),
+                replay_ms=handle.stopwatch.elapsed_ms(),
                 throttled=self._throttled,
             )
-        outcome = self._runner.outcome
-        assert outcome is not None
         return StepResult(
             mode=outcome.mode,
             reason=outcome.reason,
@@ -152,9 +207,8 @@ class ModelExecutor:
             num_graphs=outcome.num_graphs,
             step_ms=step_ms,
             host_prepare_us=outcome.host_prepare_us,
-            # One step at a time: the device waits for all of the preparation.
-            host_exposed_us=outcome.host_prepare_us,
-            replay_ms=self._stopwatch.elapsed_ms(),
+            host_exposed_us=handle.host_exposed_us(),
+            replay_ms=handle.stopwatch.elapsed_ms(),
             throttled=self._throttled,
             sizes=outcome.sizes if outcome.num_graphs else (),
         )
@@ -167,16 +221,29 @@ class ModelExecutor:
         self._num_steps += 1
 
 
+@dataclass(eq=False)
 class _Handle:
     """A launched step of a `ModelExecutor`."""
 
-    def __init__(
-        self, executor: ModelExecutor, step: ScheduledStep, pending: PendingTokens, start_ns: int
-    ) -> None:
-        self._executor = executor
-        self._step = step
-        self._pending = pending
-        self._start_ns = start_ns
+    _executor: ModelExecutor
+    step: ScheduledStep
+    pending: PendingTokens
+    start_ns: int
+    outcome: StepOutcome
+    stopwatch: Stopwatch
+    #: Of the step that was in flight at the launch, None if there was none.
+    before: Stopwatch | None
 
     def resolve(self) -> StepResult:
-        return self._executor._resolve(self._step, self._pending, self._start_ns)
+        return self._executor._resolve(self)
+
+    def host_exposed_us(self) -> float:
+        """Return the host time that the device waited for, in µs.
+
+        With nothing in flight at the launch that is all of the preparation. Else it is what lay on the
+        device between the work of the step before and this one's: the copies of the inputs, a few µs, and
+        whatever the host was late.
+        """
+        if self.before is None:
+            return self.outcome.host_prepare_us
+        return max(0.0, self.stopwatch.idle_ms_after(self.before) * 1e3)

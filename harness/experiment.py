@@ -167,7 +167,7 @@ class Experiment:
     @_timed
     def capture(self) -> None:
         """Build the runner, which captures its graphs: a row per size, largest first."""
-        from harness.build import capture_list
+        from harness.capture_list import capture_list
         from runners.model_runner import ModelRunner
         from runners.padding import StepCosts
 
@@ -195,6 +195,7 @@ class Experiment:
                 "policy": self.config.capture.policy,
                 "seconds": seconds,
                 "compile_counts": self._compile_counts(),
+                "fused": None if self.runner.tuning is None else self.runner.tuning.as_dict(),
             },
         )
         if self.config.padding.costs_path is not None and self.runner.graph_runner is not None:
@@ -250,7 +251,9 @@ class Experiment:
         if not self.config.measure.enabled:
             return
         bandwidth = measure_copy_bandwidth(self.device)
-        sweep = SizeSweep(self.runner, self.config.measure, self.config.seed, bandwidth)
+        sweep = SizeSweep(
+            self.runner, self.config.measure, self.config.seed, bandwidth, self.config.runner.overlap
+        )
         rows: list[dict[str, Any]] = []
         with self.progress.task(SIZE_SWEEP, total=len(sweep.points())) as task:
 

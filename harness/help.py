@@ -72,7 +72,7 @@ def help_text() -> str:
 
 
 def _verbs() -> str:
-    rows = [f"  {verb:<10} {text}{_LATER if verb in not_yet.VERBS else ''}" for verb, text in _VERBS.items()]
+    rows = [f"  {verb:<10} {text}" for verb, text in _VERBS.items()]
     return "\n".join(["Verbs", *rows]) + "\n"
 
 

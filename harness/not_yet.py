@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from harness.errors import NotYetAvailable
@@ -12,13 +12,6 @@ if TYPE_CHECKING:
 
 #: (field, is the choice made?, what to write instead)
 _CONFIG: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
-    (
-        "model.implementation",
-        lambda c: c.model.implementation == "fused",
-        "write model.implementation=transformers",
-    ),
-    ("runner.overlap", lambda c: c.runner.overlap, "write runner.overlap=false"),
-    ("capture.policy", lambda c: c.capture.policy == "planned", "write capture=explicit capture.sizes=[...]"),
     ("job.objective", lambda c: c.job.objective is not None, "leave it out"),
     ("sweep.id", lambda c: c.sweep.id is not None, "leave it out: each sweep gets a folder of its own"),
     ("sweep.resume", lambda c: c.sweep.resume, "leave it out: each sweep starts afresh"),
@@ -27,13 +20,6 @@ _CONFIG: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
 
 #: Hydra group → the only choice there is.
 _HYDRA_GROUPS = {"hydra/launcher": "basic", "hydra/sweeper": "basic"}
-
-#: Verb → what to do until it exists.
-VERBS: Mapping[str, str] = {
-    "plan": "read sizes.csv and steps.parquet in the job's folder",
-    "simulate": "run the trace with workload=trace",
-    "export": "read capture_size in capture.csv",
-}
 
 
 def refuse_not_yet(config: Config) -> None:
@@ -49,9 +35,3 @@ def refuse_hydra_group(group: str, choice: str) -> None:
     only = _HYDRA_GROUPS.get(group)
     if only is not None and choice != only:
         raise NotYetAvailable(group, choice, f"leave it out ({group}={only})")
-
-
-def refuse_verb(verb: str) -> None:
-    """Raise NotYetAvailable for a verb that is not built yet."""
-    if verb in VERBS:
-        raise NotYetAvailable("verb", verb, f"until then, {VERBS[verb]}")

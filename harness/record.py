@@ -81,6 +81,8 @@ SIZES_COLUMNS = {
     "unmet_condition": "string",
     "roofline_ms": "float64",
     "back_to_back_ms": "float64",
+    "overlap": "bool",
+    "host_exposed_us_p50": "float64",
 }
 PREFILL_COLUMNS = {
     "num_tokens": "int64",
@@ -130,6 +132,7 @@ SAMPLES_SCHEMA = {
     "host_prepare_us": "float64",
     "replay_ms": "float64",
     "step_ms": "float64",
+    "host_exposed_us": "float64",
 }
 
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.capture_list import capture_list
 from harness.errors import ConfigError
 from harness.model_cache import missing_model
 
@@ -32,20 +33,22 @@ def check_device(config: Config) -> None:
     device = config.device
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise ConfigError("device", device, "write auto, cpu, cuda or cuda:N")
-    if config.attention.backend == "flashinfer" and device == "cpu":
-        raise ConfigError(
-            "attention.backend", "flashinfer", "needs CUDA: write attention=torch, or device=cuda"
-        )
-    needs_gpu = device.startswith("cuda") or config.attention.backend == "flashinfer"
+    backend, backend_needs_gpu = (
+        config.attention.backend,
+        config.attention.backend in ("flashinfer", "triton"),
+    )
+    if backend_needs_gpu and device == "cpu":
+        raise ConfigError("attention.backend", backend, "needs CUDA: write attention=torch, or device=cuda")
+    needs_gpu = device.startswith("cuda") or backend_needs_gpu
     if not needs_gpu:
         return
     from harness.nvidia import visible_gpus
 
     num_gpus = len(visible_gpus())
-    if not num_gpus and config.attention.backend == "flashinfer":
+    if not num_gpus and backend_needs_gpu:
         raise ConfigError(
             "attention.backend",
-            "flashinfer",
+            backend,
             "needs CUDA, and no GPU is visible: write attention=torch (or auto)",
         )
     if not num_gpus:
@@ -174,25 +177,11 @@ def check_capture(config: Config) -> None:
     capture_list(config)
 
 
-def capture_list(config: Config) -> tuple[int, ...]:
-    """Return the batch sizes that this configuration captures, sorted; ConfigError if there are none."""
-    from runners.capture_sizes import capture_sizes
-
-    capture = config.capture
-    max_size = capture.max_size or config.runner.max_batch_size
-    try:
-        return capture_sizes(
-            capture.policy, max_size, sizes=capture.sizes or None, allow_gap=capture.allow_gap
-        ).sizes
-    except ValueError as error:
-        raise ConfigError("capture.sizes", capture.sizes, str(error)) from error
-
-
 def check_padding(config: Config) -> None:
     """`exact` finds a graph for every batch if a miss is an error; the costs can be read."""
     padding, runner = config.padding, config.runner
     if padding.strategy == "exact" and runner.on_miss == "error" and runner.kind == "cuda_graph":
-        sizes = capture_list(config)
+        sizes = capture_list(config).sizes
         missing = sorted(set(range(1, sizes[-1] + 1)) - set(sizes))
         if missing:
             raise ConfigError(
@@ -231,11 +220,17 @@ def check_compile(config: Config) -> None:
         )
     if mode == "none":
         return
+    if config.model.implementation == "fused":
+        raise ConfigError(
+            "compile.mode",
+            mode,
+            "compiles transformers' layers: add model.implementation=transformers, or compile=none",
+        )
     if config.runner.kind == "eager":
         raise ConfigError(
             "compile.mode", mode, "compiles capture sizes, and runner=eager has none: add runner=cuda_graph"
         )
-    smallest = capture_list(config)[0]
+    smallest = capture_list(config).sizes[0]
     if max_bs is not None and max_bs < smallest:
         raise ConfigError(
             "compile.max_bs",
@@ -248,7 +243,7 @@ def check_compile(config: Config) -> None:
 
 
 def _check_reduce_overhead(config: Config) -> None:
-    max_bs, largest = config.compile.max_bs, capture_list(config)[-1]
+    max_bs, largest = config.compile.max_bs, capture_list(config).sizes[-1]
     if max_bs is not None and max_bs < largest:
         raise ConfigError(
             "compile.max_bs",

@@ -38,8 +38,9 @@ class ModelConfig:
 
 @dataclass
 class AttentionConfig:
-    backend: str = one_of("auto", "auto", "torch", "flashinfer")
-    """`auto`: flashinfer on CUDA where it can serve the model (else torch, with a warning), torch elsewhere."""
+    backend: str = one_of("auto", "auto", "torch", "flashinfer", "triton")
+    """`auto`: flashinfer on CUDA where it can serve the model (else torch, with a warning), torch elsewhere;
+    with `model.implementation=fused` on CUDA, our own decode kernel (triton) over that for prefill."""
     page_size: int = number(16, ge=1)
     """Tokens a KV page."""
     num_pages: int | None = number(None, ge=2)

@@ -56,10 +56,19 @@ class SizeSweep:
 
     A point is timed until its samples are quiet (`StoppingRule`) or `measure.timeout_s` is over;
     then the row names the condition that was not met. Samples of a block during which the GPU
-    throttled are discarded and counted.
+    throttled are discarded and counted. With `overlap` the steps are those of two in flight: `step_ms` is
+    the pace, and what the device waited for the host is beside it.
     """
 
-    def __init__(self, runner: ModelRunner, config: MeasureConfig, seed: int, copy_bandwidth: float) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        config: MeasureConfig,
+        seed: int,
+        copy_bandwidth: float,
+        overlap: bool = False,
+    ) -> None:
+        self._overlap = overlap
         self._runner = runner
         self._config = config
         self._seed = seed
@@ -126,7 +135,7 @@ class SizeSweep:
         timings: list[StepTiming] = []
         num_discarded = 0
         while not rule.done:
-            block = [self._timer.isolated(batch, point.plan) for _ in range(_BLOCK)]
+            block = self._block(batch, point.plan)
             if self._telemetry.throttle_reasons():
                 num_discarded += len(block)
                 continue
@@ -137,6 +146,11 @@ class SizeSweep:
         row = self._row(point, timings, num_discarded, unmet)
         row["back_to_back_ms"] = self._timer.back_to_back(batch, point.plan, _BACK_TO_BACK_STEPS)
         return row, _samples(row, timings)
+
+    def _block(self, batch: ForwardBatch, plan: StepPlan) -> list[StepTiming]:
+        if self._overlap:
+            return self._timer.overlapped(batch, plan, _BLOCK)
+        return [self._timer.isolated(batch, plan) for _ in range(_BLOCK)]
 
     def _warm_up(self, batch: ForwardBatch, plan: StepPlan) -> WarmUp:
         """Run steps until their level is stable; none of them is a sample."""
@@ -161,6 +175,7 @@ class SizeSweep:
             "num_samples": len(timings),
             "num_discarded": num_discarded,
             "unmet_condition": unmet_condition,
+            "overlap": self._overlap,
             "roofline_ms": floor_ms,
         }
         return row | _statistics(timings, floor_ms)
@@ -186,8 +201,9 @@ def _samples(row: dict[str, Any], timings: list[StepTiming]) -> list[dict[str, A
         name: row[name]
         for name in ("batch_size", "padded_batch_size", "mode", "graph_backend", "context_len")
     }
+    timing_kind = "overlapped" if row["overlap"] else "isolated"
     isolated = [
-        {**point, "timing": "isolated", "sample": index, **asdict(timing)}
+        {**point, "timing": timing_kind, "sample": index, **asdict(timing)}
         for index, timing in enumerate(timings)
     ]
     return [*isolated, {**point, "timing": "back_to_back", "sample": 0, "step_ms": row["back_to_back_ms"]}]
@@ -197,6 +213,7 @@ def _statistics(timings: list[StepTiming], floor_ms: float) -> dict[str, float |
     """Summarise the samples of a point; everything is None where every block was discarded."""
     names = (
         "host_prepare_us_p50",
+        "host_exposed_us_p50",
         "replay_ms_p50",
         "step_ms_p50",
         "step_ms_p99",
@@ -210,6 +227,7 @@ def _statistics(timings: list[StepTiming], floor_ms: float) -> dict[str, float |
     p25, p50, p75, p99 = np.percentile(step_ms, (25, 50, 75, 99)).tolist()
     values = (
         float(np.median([timing.host_prepare_us for timing in timings])),
+        float(np.median([timing.host_exposed_us for timing in timings])),
         float(np.median([timing.replay_ms for timing in timings])),
         p50,
         p99,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import torch
 
 from harness.device import synchronize
 from runners.stopwatch import create_stopwatch
-from runners.token_reader import TokenReader
+from runners.token_reader import PendingTokens, TokenReader
 
 if TYPE_CHECKING:
     from runners.forward_batch import ForwardBatch
@@ -18,11 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """One step. `step_ms` runs from the call until the sampled token ids could be read."""
+    """One step.
+
+    `step_ms` of an isolated step runs from the call until the sampled token ids could be read; of an
+    overlapped one it is the pace, from the tokens of the step before to those of this one.
+    """
 
     host_prepare_us: float
     replay_ms: float
     step_ms: float
+    #: What the device waited for the host: see `harness.executor`.
+    host_exposed_us: float
 
 
 class StepTimer:
@@ -31,7 +39,8 @@ class StepTimer:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._stopwatch = create_stopwatch(runner.device)
-        self._reader = TokenReader(runner.device, runner.config.max_batch_size)
+        self._stopwatches = [create_stopwatch(runner.device) for _ in range(3)]
+        self._reader = TokenReader(runner.device, runner.config.max_batch_size, num_buffers=3)
 
     def isolated(self, batch: ForwardBatch, plan: StepPlan | None) -> StepTiming:
         """Time one step with nothing else queued on the device."""
@@ -43,7 +52,43 @@ class StepTimer:
         self._runner.stopwatch = None
         outcome = self._runner.outcome
         assert outcome is not None
-        return StepTiming(outcome.host_prepare_us, self._stopwatch.elapsed_ms(), step_ms)
+        prepare_us = outcome.host_prepare_us
+        return StepTiming(prepare_us, self._stopwatch.elapsed_ms(), step_ms, prepare_us)
+
+    def overlapped(self, batch: ForwardBatch, plan: StepPlan | None, num_steps: int) -> list[StepTiming]:
+        """Time `num_steps` steps in the steady state of two in flight.
+
+        Each is prepared and launched while the one before runs, takes its token ids from that one on the
+        device, and is read after the next launch.
+        """
+        n = batch.batch_size
+        fed = replace(batch, token_source=torch.arange(n, dtype=torch.int32))
+        synchronize(self._runner.device)
+        timings: list[StepTiming] = []
+        pending = self._launch(batch, plan, 0)
+        read_ns = time.perf_counter_ns()
+        # The first two fill the pipeline.
+        for index in range(1, num_steps + 3):
+            prepare_us = self._prepare_us
+            following = self._launch(fed, plan, index)
+            pending.read()
+            now_ns, before_ns = time.perf_counter_ns(), read_ns
+            read_ns, pending = now_ns, following
+            if index > 2:
+                stopwatch, before = (self._stopwatches[(index - i) % 3] for i in (1, 2))
+                exposed_us = max(0.0, stopwatch.idle_ms_after(before) * 1e3)
+                step_ms = (now_ns - before_ns) / 1e6
+                timings.append(StepTiming(prepare_us, stopwatch.elapsed_ms(), step_ms, exposed_us))
+        pending.read()
+        return timings
+
+    def _launch(self, batch: ForwardBatch, plan: StepPlan | None, index: int) -> PendingTokens:
+        self._runner.stopwatch = self._stopwatches[index % 3]
+        pending = self._reader.enqueue(self._runner.forward(batch, plan=plan))
+        self._runner.stopwatch = None
+        assert self._runner.outcome is not None
+        self._prepare_us = self._runner.outcome.host_prepare_us
+        return pending
 
     def back_to_back(self, batch: ForwardBatch, plan: StepPlan | None, num_steps: int) -> float:
         """Return the time a step in ms when `num_steps` are launched in a row and read at the end.

@@ -108,7 +108,8 @@ def replay_workload(
     Rows of steps and requests are written as they come, also when the replay is cut short.
     """
     policy = SchedulerPolicy(scheduler_limits(config))
-    tally, executor = ReplayTally(), ModelExecutor(runner, config.seed)
+    max_in_flight = 2 if config.runner.overlap else 1
+    tally, executor = ReplayTally(), ModelExecutor(runner, config.seed, max_in_flight)
     steps, requests = _Writer(record, "steps"), _Writer(record, "requests")
 
     def on_step(row: StepRow) -> None:
@@ -121,7 +122,9 @@ def replay_workload(
         on_answer()
 
     try:
-        latencies = run_loop(policy, executor, _clock(config.workload), workload, on_step, on_request)
+        latencies = run_loop(
+            policy, executor, _clock(config.workload), workload, on_step, on_request, max_in_flight
+        )
     finally:
         executor.close()
         steps.flush()

@@ -131,7 +131,7 @@ def capture_sizes(
 def _scheduled(policy: str, max_size: int, allow_gap: bool) -> set[int]:
     if policy == "planned":
         raise ValueError(
-            "capture.policy=planned is not yet available: use an engine's list or capture.policy=explicit."
+            "capture.policy=planned is a file, not a schedule: read its sizes and give them to policy explicit."
         )
     if policy not in POLICIES:
         raise ValueError(f"capture.policy={policy} is unknown: choose from explicit, {', '.join(POLICIES)}.")

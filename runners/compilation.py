@@ -16,6 +16,7 @@ import torch.fx.experimental._config
 from torch import nn
 
 from runners.compile_counts import CompileCounts, CompileWatch
+from runners.errors import RunnerError
 from runners.recompile_limit import RecompileLimit
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class CompiledModel:
     """
 
     def __init__(self, loaded: LoadedModel, config: RunnerConfig, num_sizes: int) -> None:
+        if loaded.implementation == "fused":
+            raise RunnerError(
+                "torch.compile takes transformers' layers, not fused ones: set compile_mode=none."
+            )
         self._model = loaded.model
         self._config = config
         self._watch = CompileWatch()

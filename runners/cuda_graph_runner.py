@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -31,6 +32,7 @@ from runners.input_buffers import InputBuffers
 from runners.models.head_output import output_head
 from runners.padding import StepCosts, StepOutcome, StepPlan
 from runners.step_policy import StepLog, StepPolicy
+from runners.token_feed import feed_tokens
 
 if TYPE_CHECKING:
     from runners.compilation import CompiledModel
@@ -78,7 +80,7 @@ class CudaGraphRunner:
         self.copy_output = config.copy_output
         model_runner.attn_backend.init_cuda_graph_state(self.max_bs, self.max_bs * NUM_TOKENS_PER_BS)
         self.seq_len_fill_value = model_runner.attn_backend.get_cuda_graph_seq_len_fill_value()
-        self.buffers = InputBuffers(self.max_bs, self.seq_len_fill_value, self.device)
+        self.buffers = InputBuffers(self.max_bs, self.seq_len_fill_value, self.device, model_runner.token_ids)
         self.graphs: dict[int, DecodeGraph] = {}
         self.output_buffers: dict[int, LogitsProcessorOutput] = {}
         self.capture_records: list[CaptureRecord] = []
@@ -191,7 +193,7 @@ class CudaGraphRunner:
             assert cost is not None
             return capturer.warm_up_inductor(batch, self.forward_fn(size), cost)
         self.graphs[size], output, record = capturer.capture(batch, self.forward_fn(size), cost)
-        self.output_buffers[size] = LogitsProcessorOutput(output)
+        self.output_buffers[size] = LogitsProcessorOutput(output, self.model_runner.token_ids[:size])
         return record
 
     def forward_fn(self, size: int) -> Forward:
@@ -296,7 +298,10 @@ class CudaGraphRunner:
             logits, prepare_ns = run[plan.mode](batch, plan, started)
             self._addresses.confirm(static)
         self._log.add(batch.batch_size, plan, prepare_ns)
-        return LogitsProcessorOutput(logits.clone() if self.copy_output else logits)
+        token_ids = self.model_runner.token_ids[: batch.batch_size]
+        if self.copy_output:
+            return LogitsProcessorOutput(logits.clone(), token_ids.clone())
+        return LogitsProcessorOutput(logits, token_ids)
 
     def _run_graph(self, batch: ForwardBatch, plan: StepPlan, started: int) -> tuple[torch.Tensor, int]:
         size = plan.sizes[0]
@@ -305,14 +310,26 @@ class CudaGraphRunner:
 
     def _run_split(self, batch: ForwardBatch, plan: StepPlan, started: int) -> tuple[torch.Tensor, int]:
         """Replay the parts in a row. Each one's logits move out before the next one's inputs move in."""
-        logits = self._split_buffer()[: batch.batch_size]
+        logits, sampled = self._split_buffer()[: batch.batch_size], self.model_runner.token_ids
+        token_ids = torch.empty_like(sampled[: batch.batch_size])
+        batch = self._with_known_ids(batch)
         prepare_ns = first = 0
         for index, size in enumerate(plan.sizes):
             end = min(first + size, batch.batch_size)
             prepare_ns += self._replay_part(batch.part(first, end), size, started, starts=index == 0)
             logits[first:end].copy_(self.output_buffers[size].next_token_logits[: end - first])
+            token_ids[first:end].copy_(sampled[: end - first])
             first, started = end, time.perf_counter_ns()
+        sampled[: batch.batch_size].copy_(token_ids)
         return logits, prepare_ns
+
+    def _with_known_ids(self, batch: ForwardBatch) -> ForwardBatch:
+        """Take the ids that the last step sampled before the first part overwrites them."""
+        if batch.token_source is None:
+            return batch
+        input_ids = batch.input_ids.to(self.device, copy=True)
+        feed_tokens(input_ids, batch.token_source.to(self.device), self.model_runner.token_ids)
+        return replace(batch, input_ids=input_ids, token_source=None)
 
     def _run_compiled(self, batch: ForwardBatch, plan: StepPlan, started: int) -> tuple[torch.Tensor, int]:
         """Call the compiled function as it was captured, or as Inductor replays it by itself."""
@@ -397,14 +414,16 @@ class CudaGraphRunner:
         """Return everything that the graphs read or write and that they do not own."""
         output = [] if self._output is None else [self._output]
         attention = self.model_runner.attn_backend.captured_tensors().values()
-        return [*output, self.buffers.packed, *self.model_runner.captured_tensors(), *attention]
+        inputs = [self.buffers.packed, self.model_runner.token_ids]
+        return [*output, *inputs, *self.model_runner.captured_tensors(), *attention]
 
     def _named_static_tensors(self) -> dict[str, torch.Tensor]:
         runner = self.model_runner
         output = {} if self._output is None else {"output": self._output}
         names = runner.attn_backend.captured_tensors() | runner.kv.captured_tensors()
         bound = {"the cache bound to the model": runner.captured_tensors()[0]}
-        return {**output, "input buffers": self.buffers.packed, **bound, **names}
+        inputs = {"input buffers": self.buffers.packed, "sampled token ids": runner.token_ids}
+        return {**output, **inputs, **bound, **names}
 
     # --- end -----------------------------------------------------------------------------------
 

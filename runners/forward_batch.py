@@ -56,6 +56,9 @@ class ForwardBatch:
     out_cache_loc: torch.Tensor
     #: New tokens a request, host integers; None in a decode step (one token each).
     extend_seq_lens_cpu: list[int] | None = None
+    #: `[batch_size]` int32 on the host, decode only: the row of the *last* step's `next_token_ids` that
+    #: a request's id is taken from on the device; -1 where `input_ids` has it. None: `input_ids` has all.
+    token_source: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -86,6 +89,7 @@ class ForwardBatch:
             seq_lens_cpu=lengths,
             seq_lens_sum=int(lengths.sum()),
             out_cache_loc=self.out_cache_loc[start:end],
+            token_source=None if self.token_source is None else self.token_source[start:end],
         )
 
     @classmethod
@@ -105,7 +109,8 @@ class LogitsProcessorOutput:
 
     #: `[batch_size, vocab_size]` in the model's dtype: logits of the token after the last one.
     next_token_logits: torch.Tensor
-    #: `[batch_size]` int64, sampled ids, or None when sampling is left to the caller.
+    #: `[batch_size]` int64, the greedy choice, computed with the logits (inside the graph if there is one)
+    #: and valid for as long; None when sampling is left to the caller.
     next_token_ids: torch.Tensor | None = None
     #: `[num_tokens, hidden_size]`, or None when not asked for.
     hidden_states: torch.Tensor | None = None

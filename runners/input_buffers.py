@@ -15,12 +15,13 @@ from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch, ForwardMode
 from runners.paged_kv import NULL_PAGE, PADDING_ROW
 from runners.staging import CopyFences
+from runners.token_feed import feed_tokens
 
 #: Copies that may be queued before `populate` has to wait for one of them.
 _NUM_STAGING_BUFFERS = 8
 #: The static inputs, in the order of `_layout`; lengths are taken where the host has them.
-_inputs_of: Callable[[ForwardBatch], tuple[torch.Tensor, ...]] = attrgetter(
-    "input_ids", "positions", "out_cache_loc", "req_pool_indices", "seq_lens_cpu"
+_inputs_of: Callable[[ForwardBatch], tuple[torch.Tensor | None, ...]] = attrgetter(
+    "input_ids", "positions", "out_cache_loc", "req_pool_indices", "seq_lens_cpu", "token_source"
 )
 
 
@@ -72,13 +73,21 @@ class InputBuffers:
         max_bs: rows.
         seq_len_fill_value: length of a padding row, as the attention backend declares it.
         device: where the static inputs live.
+        sampled: `[>= max_bs]` int64 on `device`: ids that the last step sampled, for `token_source`.
 
     Attributes:
         input_ids, positions, out_cache_loc: `[max_bs]` int64 on the device.
-        req_pool_indices, seq_lens: `[max_bs]` int32 on the device.
+        req_pool_indices, seq_lens, token_source: `[max_bs]` int32 on the device.
     """
 
-    def __init__(self, max_bs: int, seq_len_fill_value: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_bs: int,
+        seq_len_fill_value: int,
+        device: torch.device,
+        sampled: torch.Tensor | None = None,
+    ) -> None:
+        self._sampled = sampled
         self.max_bs = max_bs
         self.seq_len_fill_value = seq_len_fill_value
         self._fields, num_bytes = _layout(max_bs, seq_len_fill_value)
@@ -90,6 +99,7 @@ class InputBuffers:
         self.out_cache_loc = views["out_cache_loc"]
         self.req_pool_indices = views["req_pool_indices"]
         self.seq_lens = views["seq_lens"]
+        self.token_source = views["token_source"]
         on_cuda = device.type == "cuda"
         self._staging = [
             _StagingBuffer(num_bytes, self._fields, max_bs, on_cuda) for _ in range(_NUM_STAGING_BUFFERS)
@@ -142,6 +152,9 @@ class InputBuffers:
         self.packed.copy_(staging.packed, non_blocking=True)
         for name, source in on_device:
             self._copy_on_device(name, source)
+        if batch.token_source is not None:
+            assert self._sampled is not None
+            feed_tokens(self.input_ids[:n], self.token_source[:n], self._sampled)
 
     def settle(self) -> None:
         """Note, after a launch, which host image its copy reads. A later `populate` does it otherwise."""
@@ -153,7 +166,9 @@ class InputBuffers:
         staging.num_rows = max(n, stale)  # until all of it is written
         on_device = []
         for (name, rows, fill), source in zip(staging.columns, _inputs_of(batch), strict=True):
-            if source.is_cpu:
+            if source is None:  # no token comes from the last step
+                rows[:n] = fill
+            elif source.is_cpu:
                 values = source.numpy()
                 _check_length(name, len(values), n)
                 if name == "out_cache_loc":
@@ -229,6 +244,7 @@ def _layout(max_bs: int, seq_len_fill_value: int) -> tuple[dict[str, _Field], in
         ("out_cache_loc", torch.int64, NULL_PAGE),
         ("req_pool_indices", torch.int32, PADDING_ROW),
         ("seq_lens", torch.int32, seq_len_fill_value),
+        ("token_source", torch.int32, -1),
     ]
     fields, offset = {}, 0
     for name, dtype, fill in columns:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
@@ -18,6 +18,9 @@ from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch, LogitsProcessorOutput
 from runners.input_buffers import InputBuffers
 from runners.models.context import forward_context
+from runners.models.fused.gemm_choice import bucket
+from runners.models.fused.launch import compile_ahead
+from runners.models.fused.tuning import Tuning, tune
 from runners.models.loader import bind_kv
 from runners.padding import StepOutcome, StepPlan, StrategyName
 from runners.paged_kv import PagedKV
@@ -192,6 +195,9 @@ class ModelRunner:
         graph_runner: None with kind `eager`.
         outcome: how the last step ran; None before the first.
         stopwatch: set one to time the device region of the next steps (the graphs, or the model's kernels).
+        token_ids: `[max_batch_size]` int64, the greedy choices of the last step, request by request: what
+            `ForwardBatch.token_source` of the next one refers to.
+        tuning: which recipes the fused layers use and why; None for other implementations.
     """
 
     def __init__(
@@ -213,6 +219,8 @@ class ModelRunner:
         self.outcome: StepOutcome | None = None
         self.stopwatch: Stopwatch | None = None
         self.graph_runner: CudaGraphRunner | None = None
+        self.token_ids = torch.zeros(config.max_batch_size, dtype=torch.int64, device=self.device)
+        self.tuning: Tuning | None = None
         self.kv = self._build_kv()
         try:
             bind_kv(loaded, self.kv)
@@ -227,15 +235,33 @@ class ModelRunner:
                     self.dtype,
                     config.use_tensor_cores,
                     config.prefill_kernel,
+                    fused=loaded.implementation == "fused",
                 ),
             )
             fill = self.attn_backend.get_cuda_graph_seq_len_fill_value()
-            self._eager_inputs = InputBuffers(config.max_batch_size, fill, self.device)
+            self._eager_inputs = InputBuffers(config.max_batch_size, fill, self.device, self.token_ids)
+            if loaded.implementation == "fused":
+                self._tune(self.model, config)
             if config.kind == "cuda_graph":
                 self.graph_runner = CudaGraphRunner(self)
         except BaseException:
             self.close()
             raise
+
+    def _tune(self, model: Any, config: RunnerConfig) -> None:
+        """Choose how the fused layers run at each size, and compile their kernels side by side."""
+        sizes = config.capture_sizes or range(1, config.max_batch_size + 1)
+        self.tuning = tune(model, self.attn_backend, sizes)
+        if self.attn_backend.name != "triton":
+            return
+        started = time.perf_counter()
+        with compile_ahead():
+            for size in {bucket(size): size for size in sorted(sizes)}.values():
+                self.attn_backend.init_forward_metadata(self._eager_inputs.static_batch(size))
+                self.compute_logits(self._eager_inputs.static_batch(size))
+        self.token_ids.zero_()  # the garbage of launches that did not run
+        torch.cuda.synchronize(self.device)
+        self.tuning.compile_s = time.perf_counter() - started
 
     def _build_kv(self) -> PagedKV:
         config = self.config
@@ -301,7 +327,7 @@ class ModelRunner:
         self.outcome = StepOutcome(
             "eager", plan.reason, batch.batch_size, padded, 0, prepare_ns / 1e3, sizes=plan.sizes
         )
-        return LogitsProcessorOutput(logits)
+        return LogitsProcessorOutput(logits, self.token_ids[: batch.batch_size])
 
     def prepare_eager(self, batch: ForwardBatch, padded_size: int | None = None) -> ForwardBatch:
         """Bring a batch to the device and plan attention for it; return what `compute_logits` takes.
@@ -340,6 +366,9 @@ class ModelRunner:
                 logits_to_keep=self._last_tokens(batch),
             )
         logits: torch.Tensor = output.logits[0]
+        sampled = getattr(output, "next_token_ids", None)
+        # In the captured region: the next step's ids are on the device before the host has seen them.
+        self.token_ids[: batch.batch_size].copy_(logits.argmax(dim=-1) if sampled is None else sampled)
         return logits
 
     def _last_tokens(self, batch: ForwardBatch) -> torch.Tensor | int:
@@ -364,7 +393,7 @@ class ModelRunner:
         if self.graph_runner is not None:
             self.graph_runner.shutdown()
         self._unbind_kv()
-        for name in ("kv", "attn_backend", "_eager_inputs"):
+        for name in ("kv", "attn_backend", "_eager_inputs", "token_ids"):
             self.__dict__.pop(name, None)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

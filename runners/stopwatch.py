@@ -19,6 +19,13 @@ class Stopwatch(Protocol):
         """Return the time between the marks in ms; waits for the second one."""
         ...
 
+    def idle_ms_after(self, before: Stopwatch) -> float:
+        """Return the time from the end of `before` (of the same kind) to this start, in ms.
+
+        What the device did in between is not the model's work: copies of inputs, or nothing.
+        """
+        ...
+
 
 class CudaStopwatch:
     """Two events on the current stream: nothing waits until the result is asked for."""
@@ -37,6 +44,11 @@ class CudaStopwatch:
         self._stop.synchronize()
         return float(self._start.elapsed_time(self._stop))
 
+    def idle_ms_after(self, before: Stopwatch) -> float:
+        assert isinstance(before, CudaStopwatch)
+        self._start.synchronize()
+        return float(before._stop.elapsed_time(self._start))
+
 
 class HostStopwatch:
     """The host clock: right where the work is done by the time the call returns."""
@@ -53,6 +65,10 @@ class HostStopwatch:
 
     def elapsed_ms(self) -> float:
         return (self._stop_ns - self._start_ns) / 1e6
+
+    def idle_ms_after(self, before: Stopwatch) -> float:
+        assert isinstance(before, HostStopwatch)
+        return (self._start_ns - before._stop_ns) / 1e6
 
 
 def create_stopwatch(device: torch.device) -> Stopwatch:

@@ -60,6 +60,16 @@ TRACE = (
     ),
     *("workload=trace", "workload.max_requests=500", "workload.rate_scale=10", "tracking=disabled"),
 )
+#: Costs for the planner: many sizes, contexts up to long ones, and traffic to check the simulator against.
+PLANNER_SIZES = [*range(1, 17), *range(18, 33, 2), *range(40, 257, 8)]
+PLANNER = (
+    *("model.implementation=fused", "compile=none", "capture=explicit", f"capture.sizes={PLANNER_SIZES}"),
+    *("runner.max_batch_size=256", "model.max_seq_len=4096", "runner.prefill_chunk_tokens=2048"),
+    *("attention.num_pages=36000", "attention.overcommit=true", f"measure.batch_sizes={PLANNER_SIZES}"),
+    *("measure.context_lens=[64,768,2048]", "measure.prefill_tokens=[16,128,512,1024,2048]"),
+    *("measure.timeout_s=0.3", "measure.min_samples=12", "parity.batch_sizes=[1,7,32,100,256]"),
+    *("workload=trace", "workload.max_requests=500", "workload.rate_scale=10", "tracking=disabled"),
+)
 LAYER = ("compile=default", "compile.scope=layer", "compile.dynamic=true")
 #: The fused layers with two steps in flight: `step_ms` is then the pace.
 FUSED = ("model.implementation=fused", "runner.overlap=true")
@@ -74,6 +84,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "qwen3_8b_fused": ("model=qwen3_8b", "compile=none", *FUSED, *TABLE),
     "qwen3_0_6b_trace": ("model=qwen3_0_6b", *TRACE),
     "qwen3_8b_trace": ("model=qwen3_8b", *TRACE),
+    "planner_h200": ("model=qwen3_0_6b", *PLANNER),
 }
 #: Run only if asked for by name: a first look at whether the script works.
 ON_REQUEST = ("tiny",)
@@ -131,7 +142,7 @@ def stages(options: argparse.Namespace) -> list[str]:
     if options.only:
         return list(options.only)
     jobs = [name for name in JOBS if name not in ON_REQUEST]
-    return [*CHECKS, *(name for name in jobs if options.trace or not name.endswith("_trace"))]
+    return [*CHECKS, *(name for name in jobs if options.trace or "workload=trace" not in JOBS[name])]
 
 
 def run_stage(stage: str, options: argparse.Namespace, deadline: float) -> str:
@@ -230,7 +241,7 @@ def verdict(case: ElementTree.Element) -> tuple[str, str]:
 def measure(stage: str, options: argparse.Namespace, seconds: float) -> str:
     """Run the stage's job in a process of its own; keep its record, whatever happened."""
     overrides = [*JOBS[stage], *options.set, f"job.timeout_s={max(seconds - CLOSING_SECONDS, 1):.0f}"]
-    if stage.endswith("_trace"):
+    if "workload=trace" in overrides:
         if options.trace is None:
             return "skipped: no --trace was given"
         overrides.append(f"workload.path={options.trace.resolve()}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from runners.paged_kv import PagedKV
 
 #: `attention.backend` values that name a backend; `auto` picks one of them by device.
-BACKENDS = ("torch", "flashinfer")
+BACKENDS = ("torch", "flashinfer", "triton")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class AttentionOptions:
     #: FlashInfer's choices, see `runners.attention.flashinfer_support`.
     use_tensor_cores: TensorCores = "auto"
     prefill: PrefillChoice = "auto"
+    #: The model's layers are fused: our own decode kernel takes their merged projection as it is.
+    fused: bool = False
 
 
 def create_attention_backend(
@@ -39,7 +41,7 @@ def create_attention_backend(
     """Build the backend called `name` for a model's attention groups over the cache `kv`.
 
     `auto` is FlashInfer on CUDA where that can serve the model, and torch elsewhere; on CUDA with a
-    warning and the reason in `fallback_reason`.
+    warning and the reason in `fallback_reason`. For fused layers it is Triton on CUDA.
 
     Raises ValueError for a name that is unknown or not usable here, and RunnerError
     (MissingKernelError among them) where FlashInfer was asked for and cannot be had.
@@ -51,12 +53,33 @@ def create_attention_backend(
         return _torch_backend(groups, kv, options)
     if not on_cuda:
         raise ValueError(
-            f"attention.backend=flashinfer: FlashInfer needs a CUDA device, this run is on {options.device}. "
+            f"attention.backend={name}: it needs a CUDA device, this run is on {options.device}. "
             "Use attention.backend=torch."
         )
     if name == "flashinfer":
         return _flashinfer_backend(groups, kv, options)
+    if name == "triton" or options.fused:
+        return _triton_backend(name, groups, kv, options)
     return _best_on_cuda(groups, kv, options)
+
+
+def _triton_backend(
+    name: str, groups: Sequence[AttentionGroup], kv: PagedKV, options: AttentionOptions
+) -> AttentionBackend:
+    """Our kernel for decode over the best there is for prefill; `auto` does without where it cannot serve."""
+    from runners.attention.triton_backend import TritonAttentionBackend, unusable_reason
+
+    best = _best_on_cuda(groups, kv, options)
+    if name == "auto" and unusable_reason(groups) is not None:
+        return best
+    return TritonAttentionBackend(
+        groups,
+        kv,
+        best,
+        max_batch_size=options.max_batch_size,
+        max_seq_len=options.max_seq_len,
+        device=options.device,
+    )
 
 
 def _best_on_cuda(

@@ -12,7 +12,8 @@ from torch import nn
 
 def output_head(model: Any) -> nn.Module | None:
     """Return the module that makes a transformers model's logits, or None if it names none."""
-    head: nn.Module | None = model.get_output_embeddings()
+    embeddings = getattr(model, "get_output_embeddings", None)
+    head: nn.Module | None = None if embeddings is None else embeddings()
     return head
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from runners.attention.base import AttentionGroup
 from runners.errors import UnsupportedModelError
 from runners.models.families import SUPPORTED, check_family, check_positions, freeze_positions, refusal
+from runners.models.fused.support import check_fused
 from runners.models.packed_linear import pack_linears
 from runners.models.sources import Checkpoint, ModelSourceError, find_checkpoint, gguf_errors, read_config
 from runners.models.weights import (
@@ -48,7 +49,7 @@ class ModelSpec:
     max_seq_len: int = 2048
     #: For `random`: fields of the transformers config, `model_type` among them.
     config: dict[str, object] = field(default_factory=dict)
-    #: `transformers`, or `fused` (later).
+    #: `transformers`, or `fused`: the loaded layers rewritten for few kernels a step.
     implementation: str = "transformers"
 
 
@@ -80,6 +81,8 @@ class LoadedModel:
     #: SHA-256 of local weight files, or None (random weights, or a commit says it all).
     fingerprint: str | None
     max_position_embeddings: int
+    #: `model.implementation`.
+    implementation: str = "transformers"
 
     @property
     def num_layers(self) -> int:
@@ -126,8 +129,11 @@ def load_model(spec: ModelSpec, device: torch.device | str, progress: Progress |
         freeze_positions(model)
         report("attention")
         loaded = _describe(spec, model, hf_config, dtype, checkpoint)
-        if device.type == "cpu":
-            loaded.weight_bytes += pack_linears(model)
+        del model
+        if spec.implementation == "fused":
+            _fuse(loaded, spec.max_seq_len)
+        elif device.type == "cpu":
+            loaded.weight_bytes += pack_linears(loaded.model)
         return loaded
 
 
@@ -144,9 +150,9 @@ def bind_kv(loaded: LoadedModel, kv: PagedKV) -> None:
 
 
 def _check(spec: ModelSpec) -> tuple[Any, Checkpoint | None]:
-    if spec.implementation != "transformers":
+    if spec.implementation not in ("transformers", "fused"):
         raise ModelSourceError(
-            "model.implementation", spec.implementation, "not yet available.", "Use transformers."
+            "model.implementation", spec.implementation, "unknown.", "Use transformers or fused."
         )
     if spec.source == "random":
         hf_config, checkpoint, name = (_random_config(dict(spec.config)), None, "model.config")
@@ -156,6 +162,8 @@ def _check(spec: ModelSpec) -> tuple[Any, Checkpoint | None]:
     else:
         raise ModelSourceError("model.source", spec.source, "unknown.", "Use random, pretrained or gguf.")
     check_family(hf_config, name)
+    if spec.implementation == "fused":
+        check_fused(hf_config, name)
     _check_length(hf_config, spec.max_seq_len, name)
     return hf_config, checkpoint
 
@@ -334,3 +342,16 @@ def _describe(
         fingerprint=fingerprint(checkpoint.files) if checkpoint and checkpoint.files else None,
         max_position_embeddings=hf_config.max_position_embeddings,
     )
+
+
+def _fuse(loaded: LoadedModel, max_seq_len: int) -> None:
+    """Rewrite the described model, and count again what was merged."""
+    from runners.models.fused.rewrite import rewrite
+
+    model = rewrite(loaded.model, loaded.layer_groups, max_seq_len)
+    loaded.model, loaded.implementation = model, "fused"
+    loaded.attention_modules = [layer.attention for layer in model.layers]  # type: ignore[misc]
+    loaded.weight_bytes = weight_bytes(model)
+    unread = 0 if model.embedding.data_ptr() == model.head.weight.data_ptr() else model.embedding.nbytes
+    # Of the rotary table a step reads a row a request.
+    loaded.decode_weight_bytes = loaded.weight_bytes - unread - model.cos_sin.nbytes

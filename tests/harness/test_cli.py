@@ -73,7 +73,7 @@ def job_folders() -> list[Path]:
         (["--experimental-rerun", "x.pickle"], "not used here"),
         (["output_dir="], "name a folder"),
         (["hydra/launcher=joblib", "-m"], "hydra/launcher=joblib: not yet available"),
-        (["plan", "outputs"], "verb=plan: not yet available"),
+        (["plan", "no-such-folder"], "no-such-folder"),
         (["plam"], "did you mean plan?"),
         (["runn"], "did you mean run?"),
     ],

@@ -56,8 +56,10 @@ def test_every_choice_composes_and_carries_its_name(group: str, choice: str, tra
     config = load_config(compose([f"{group}={choice}", *needs]))
     if group in NAMED:
         assert getattr(getattr(config, group), NAMED[group]) == choice
-    if f"{group}={choice}" == "attention=flashinfer":
+    if f"{group}={choice}" in ("attention=flashinfer", "attention=triton"):
         return  # needs a GPU
+    if f"{group}={choice}" == "capture=planned":
+        return  # needs a plan: see test_capture_list
     if f"{group}={choice}" == "model=smollm2_135m" and not is_fetched(choice):
         return  # refused with the remedy: see test_real_weights
     try:

@@ -106,7 +106,7 @@ def test_explicit_list_with_a_gap_at_the_top_is_refused_unless_allowed() -> None
         ({"policy": "vllm", "max_size": 8, "sizes": [1]}, "goes with capture.policy=explicit"),
         ({"policy": "vllm", "max_size": 0}, "capture.max_size=0"),
         ({"policy": "vlm", "max_size": 8}, "capture.policy=vlm is unknown: choose from explicit, vllm"),
-        ({"policy": "planned", "max_size": 8}, "not yet available"),
+        ({"policy": "planned", "max_size": 8}, "read its sizes"),
     ],
 )
 def test_impossible_lists_are_refused_with_the_remedy(arguments: dict[str, object], message: str) -> None:

@@ -57,6 +57,7 @@ def test_a_padding_row_is_a_request_of_the_declared_length_on_the_null_page() ->
         "out_cache_loc": NULL_PAGE,
         "req_pool_indices": PADDING_ROW,
         "seq_lens": FILL,
+        "token_source": -1,
     }
     assert_padding_rows_hold_their_fill(buffers, 0)
 
@@ -67,8 +68,8 @@ def test_padding_rows_hold_their_fill_after_a_larger_batch() -> None:
     buffers.populate(make_batch(3))
 
     assert_padding_rows_hold_their_fill(buffers, 3)
-    for tensor in rows_of(buffers).values():
-        assert tensor[:3].tolist() == [100, 101, 102]
+    for name, tensor in rows_of(buffers).items():
+        assert tensor[:3].tolist() == ([-1] * 3 if name == "token_source" else [100, 101, 102])
 
 
 @given(st.lists(st.integers(0, MAX_BS), min_size=1, max_size=40))

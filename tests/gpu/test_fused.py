@@ -1,0 +1,149 @@
+"""The fused layers on a GPU: against transformers, and against themselves launched otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from harness.clock import FixedClock
+from harness.executor import ModelExecutor
+from harness.scheduler import SchedulerLimits, SchedulerPolicy
+from harness.scheduler_loop import run_loop
+from harness.workload.base import Workload
+from runners.attention.triton_backend import TritonAttentionBackend
+from runners.model_runner import ModelRunner, RunnerConfig
+from runners.models.loader import LoadedModel, ModelSpec, load_model
+from runners.padding import StepPlan
+from tests.gpu.test_flashinfer_runner import close, logits
+from tests.runners.tiny_runner import Requests
+
+MAX_BATCH, MAX_SEQ_LEN = 64, 128
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+LENGTHS = [(3, 16, 17, 31, 1, 64, 33, 100)[i % 8] + i // 8 for i in range(MAX_BATCH)]
+#: One layer's sizes are those of Qwen3 0.6B, which the shipped table knows; the vocabulary is not.
+CONFIG: dict[str, object] = {
+    **{"model_type": "qwen3", "vocab_size": 2048, "hidden_size": 1024, "intermediate_size": 3072},
+    **{"num_hidden_layers": 3, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
+}
+SPEC = ModelSpec("random", dtype="bfloat16", seed=3, max_seq_len=MAX_SEQ_LEN, config=dict(CONFIG))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(replace(SPEC, implementation="fused"), "cuda")
+
+
+@pytest.fixture(scope="module")
+def runner(loaded: LoadedModel) -> Iterator[ModelRunner]:
+    config = RunnerConfig("cuda", MAX_BATCH, MAX_SEQ_LEN, SIZES, poison_padding=True)
+    with ModelRunner(loaded, config) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def requests(runner: ModelRunner) -> Requests:
+    return Requests(runner, LENGTHS)
+
+
+def test_auto_takes_our_own_attention_and_dependent_launch(runner: ModelRunner) -> None:
+    assert isinstance(runner.attn_backend, TritonAttentionBackend) and runner.tuning is not None
+    modern = torch.cuda.get_device_capability() >= (9, 0)
+    assert runner.attn_backend.pdl == modern == runner.tuning.dependent_launch
+    assert {choice.source for choice in runner.tuning.choices} <= {"table", "measured", "default"}
+
+
+def test_every_batch_size_replays_what_eager_computes(runner: ModelRunner, requests: Requests) -> None:
+    for n in range(MAX_BATCH, 0, -1):
+        batch = requests.first(n)
+        replayed = logits(runner, batch)
+        assert runner.outcome is not None and runner.outcome.mode == "graph"
+        assert torch.equal(replayed, logits(runner, batch, StepPlan("eager", runner.outcome.sizes))), n
+        assert close(replayed, logits(runner, batch, StepPlan("eager"))), n
+
+
+def test_the_token_ids_are_the_largest_logits(runner: ModelRunner, requests: Requests) -> None:
+    for n in (1, 5, 33, 64):
+        output = runner.forward(requests.first(n))
+        assert output.next_token_ids is not None
+        assert torch.equal(output.next_token_ids, output.next_token_logits.float().argmax(-1))
+
+
+def test_the_error_is_that_of_bfloat16(loaded: LoadedModel, runner: ModelRunner, requests: Requests) -> None:
+    """At most 1.5 times the error of transformers' own bfloat16, both against float32."""
+    wide = load_model(replace(SPEC, dtype="bfloat16"), "cuda")
+    wide.model.set_attn_implementation("eager")
+    narrow = [_last_logits(wide, prompt) for prompt in requests.prompts]
+    wide.model.float()
+    exact = torch.cat([_last_logits(wide, prompt) for prompt in requests.prompts])
+    theirs = _relative(torch.cat(narrow), exact)
+    for n in SIZES:
+        ours = _relative(logits(runner, requests.first(n)), exact[:n])
+        assert ours <= 1.5 * max(theirs, _relative(torch.cat(narrow)[:n], exact[:n])), (n, ours, theirs)
+
+
+def test_dependent_launch_changes_no_bit(
+    loaded: LoadedModel, runner: ModelRunner, requests: Requests
+) -> None:
+    backend, model = runner.attn_backend, loaded.model
+    assert isinstance(backend, TritonAttentionBackend)
+    before = backend.pdl
+    try:
+        outs = []
+        for pdl in (False, True) if torch.cuda.get_device_capability() >= (9, 0) else (False,):
+            backend.pdl = model.pdl = pdl  # type: ignore[assignment]
+            outs.append([logits(runner, requests.first(n), StepPlan("eager", (n,))) for n in SIZES])
+    finally:
+        backend.pdl = model.pdl = before  # type: ignore[assignment]
+    assert all(torch.equal(a, b) for a, b in zip(outs[0], outs[-1], strict=True))
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 32])
+def test_a_layer_is_five_to_nine_kernels(runner: ModelRunner, requests: Requests, batch_size: int) -> None:
+    runner.forward(requests.first(batch_size))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        runner.forward(requests.first(batch_size), StepPlan("graph", (batch_size,)))
+        torch.cuda.synchronize()
+    names = [e.name for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [name for name in names if not name.startswith(("Mem", "mem"))]
+    # Around the layers: embedding, head, arg max, what poison mode fills, the copies to the outputs.
+    of_layers = [
+        k for k in kernels if any(w in k for w in ("gemv", "gemm", "attention", "nvjet", "silu", "rms"))
+    ]
+    assert 5 * 3 <= len(of_layers) <= 9 * 3 + 3, kernels
+
+
+def test_overlap_changes_no_token(loaded: LoadedModel) -> None:
+    prompt_lens = np.array([5, 31, 17, 2, 40], dtype=np.int32)
+    output_lens = np.array([40, 25, 1, 33, 12], dtype=np.int32)
+    answers: list[dict[int, list[int]]] = []
+    config = RunnerConfig("cuda", 4, MAX_SEQ_LEN, (1, 2, 4), num_pages=9)
+    with ModelRunner(loaded, config) as runner:
+        for max_in_flight in (1, 2, 2):
+            executor = ModelExecutor(runner, 3, max_in_flight)
+            finished: dict[int, list[int]] = {}
+            forget = executor.finish
+
+            def finish(ids, executor=executor, finished=finished, forget=forget):  # type: ignore[no-untyped-def]
+                finished.update({i: executor.generated(i, int(prompt_lens[i])).tolist() for i in ids})
+                forget(ids)
+
+            executor.finish = finish  # type: ignore[method-assign]
+            policy = SchedulerPolicy(SchedulerLimits(4, 8, 16, 24, MAX_SEQ_LEN))
+            workload = Workload(np.zeros(5), prompt_lens, output_lens)
+            ignore = [].append
+            run_loop(policy, executor, FixedClock(1.0), workload, ignore, ignore, max_in_flight)
+            answers.append(finished)
+    assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 5
+
+
+def _last_logits(loaded: LoadedModel, prompt: np.ndarray) -> torch.Tensor:
+    with torch.no_grad():
+        return loaded.model(torch.from_numpy(prompt)[None].cuda(), use_cache=False).logits[0, -1:].float()
+
+
+def _relative(got: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((got.double() - exact.double()).norm() / exact.double().norm())
