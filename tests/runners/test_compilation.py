@@ -219,7 +219,8 @@ def test_inductor_makes_no_graphs_of_its_own_inside_ours() -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_dynamic_shapes_compile_once_for_all_sizes_but_one(scope: str, dynamic: bool) -> None:
     # The largest size is also the offset of the positions in the packed inputs: one must not stand for the other.
-    with compiled_runner(compile_scope=scope, compile_dynamic=dynamic) as runner:
+    loaded = tiny_model() if dynamic and scope == "model" else twelve_layers()
+    with compiled_runner(loaded, compile_scope=scope, compile_dynamic=dynamic) as runner:
         run_steps(runner)
         assert counts(runner) == CompileCounts(num_graphs=2 if dynamic else 3)
 
@@ -253,10 +254,10 @@ def test_sizes_above_the_limit_are_captured_uncompiled() -> None:
 @pytest.mark.usefixtures("traced_only")
 def test_a_second_runner_compiles_its_own_code_and_a_closed_one_leaves_nothing() -> None:
     before = (_limits.recompile_limit, _limits.accumulated_recompile_limit)
-    with compiled_runner(tiny_model()) as runner:
+    with compiled_runner(tiny_model(), compile_scope="layer") as runner:
         key_cache = weakref.ref(runner.kv.k_cache[0])
         assert counts(runner).num_graphs == 3
-    with compiled_runner(tiny_model(), max_batch_size=8) as second:
+    with compiled_runner(tiny_model(), max_batch_size=8, compile_scope="layer") as second:
         run_steps(second)
         assert counts(second) == CompileCounts(num_graphs=3)
     del runner, second
@@ -267,7 +268,7 @@ def test_a_second_runner_compiles_its_own_code_and_a_closed_one_leaves_nothing()
 
 @pytest.mark.usefixtures("traced_only")
 def test_a_capture_can_be_repeated_without_compiling_again() -> None:
-    with compiled_runner(tiny_model()) as runner:
+    with compiled_runner(tiny_model(), compile_scope="layer") as runner:
         assert runner.graph_runner is not None
         runner.graph_runner.capture()
         run_steps(runner)
@@ -292,7 +293,7 @@ def test_the_recompile_limit_is_raised_for_the_largest_holder_and_put_back_by_th
 @pytest.mark.parametrize("scope", ["model", "layer"])
 def test_a_planted_recompile_is_counted_and_warned_about(scope: str) -> None:
     loaded = deep_model(num_hidden_layers=NUM_LAYERS if scope == "layer" else 2)
-    with compiled_runner(loaded, compile_scope=scope) as runner:
+    with compiled_runner(loaded, compile_scope=scope, capture_sizes=(4,)) as runner:
         requests = Requests(runner)
         logits(runner, requests.first(4))
         assert counts(runner).num_recompiles == 0
@@ -300,7 +301,7 @@ def test_a_planted_recompile_is_counted_and_warned_about(scope: str) -> None:
         norm: Any = loaded.model.get_submodule("model.layers.1.input_layernorm")
         norm.variance_epsilon *= 2
         logits(runner, requests.first(4))
-        assert counts(runner) == CompileCounts(num_graphs=3, num_recompiles=1)
+        assert counts(runner) == CompileCounts(num_graphs=1, num_recompiles=1)
         assert runner.graph_runner is not None
         (warning,) = runner.graph_runner.warnings
         assert "1 recompiles after warm-up" in warning and "TORCH_LOGS" in warning
@@ -346,7 +347,6 @@ def test_a_graph_break_is_an_error_or_counted() -> None:
         compiled_runner(loaded, capture_sizes=(4,))
     assert _limits.recompile_limit == before
     with compiled_runner(loaded, capture_sizes=(4,), compile_fullgraph=False) as runner:
-        run_steps(runner)
         assert counts(runner).num_graph_breaks >= 1
         assert "graph breaks" in (counts(runner).warning or "")
 
