@@ -20,8 +20,8 @@ from runners.errors import RunnerError
 from runners.recompile_limit import RecompileLimit
 
 if TYPE_CHECKING:
-    from runners.model_runner import RunnerConfig
     from runners.models.loader import LoadedModel
+    from runners.runner_config import RunnerConfig
 
 _dynamo: Any = torch._dynamo
 _shape_config: Any = torch.fx.experimental._config
