@@ -8,6 +8,8 @@ import torch
 
 from runners.errors import StaleGraphError
 
+#: A tensor, or a tuple of them that is only ever replaced as a whole.
+StaticPart = torch.Tensor | tuple[torch.Tensor, ...]
 Named = Callable[[], Mapping[str, torch.Tensor]]
 
 
@@ -17,33 +19,36 @@ class CapturedAddresses:
     A graph holds plain addresses. After its KV pool or a buffer was replaced it would read and write
     memory that belongs to somebody else, without any error.
 
-    Before a launch `check` looks at who the tensors are: their addresses lie scattered over a few hundred
-    cache lines, which cost a step on a cold cache up to 50 µs. `confirm` reads the addresses themselves
-    once the device is at work; only a tensor that got other storage under its feet waits until then.
+    Before a launch `check` looks at who the tensors are, and at a tuple of them as one: their addresses
+    lie scattered over a few hundred cache lines, which cost a step on a cold cache up to 50 µs. `confirm`
+    reads the addresses themselves once the device is at work; only a tensor that got other storage under
+    its feet waits until then.
 
     Args:
-        tensors: the static tensors as they are now, without their names: every step asks for these.
-        named: the same tensors by name, asked for now and when something has moved.
+        parts: the static tensors as they are now, without their names: every step asks for these.
+        named: the same tensors by name.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], named: Named) -> None:
-        self._identities = list(map(id, tensors))
-        self._addresses = _addresses(tensors)
+    def __init__(self, parts: Sequence[StaticPart], named: Mapping[str, torch.Tensor]) -> None:
+        self._identities = list(map(id, parts))
+        self._addresses = _addresses(parts)
         self._by_name = _by_name(named)
-        self._named = named
 
-    def check(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raise StaleGraphError if a tensor was replaced by one that lies elsewhere."""
-        identities = list(map(id, tensors))
+    def check(self, parts: Sequence[StaticPart], named: Named) -> None:
+        """Raise StaleGraphError if a tensor was replaced by one that lies elsewhere.
+
+        `named` gives the tensors by name as they are now; asked for only if something has moved.
+        """
+        identities = list(map(id, parts))
         if identities != self._identities:
-            self.confirm(tensors)
+            self.confirm(parts, named)
             self._identities = identities
 
-    def confirm(self, tensors: Sequence[torch.Tensor]) -> None:
+    def confirm(self, parts: Sequence[StaticPart], named: Named) -> None:
         """Raise StaleGraphError, with the names, unless every tensor is where it was."""
-        if _addresses(tensors) == self._addresses:
+        if _addresses(parts) == self._addresses:
             return
-        before, now = self._by_name, _by_name(self._named)
+        before, now = self._by_name, _by_name(named())
         moved = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
         more = " and more" if len(moved) > 5 else ""
         raise StaleGraphError(
@@ -52,9 +57,12 @@ class CapturedAddresses:
         )
 
 
-def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return list(map(torch.Tensor.data_ptr, tensors))
+def _addresses(parts: Sequence[StaticPart]) -> list[int]:
+    addresses: list[int] = []
+    for part in parts:
+        addresses += map(torch.Tensor.data_ptr, part if isinstance(part, tuple) else (part,))
+    return addresses
 
 
-def _by_name(named: Named) -> dict[str, int]:
-    return {name: tensor.data_ptr() for name, tensor in named().items()}
+def _by_name(named: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in named.items()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -18,7 +17,7 @@ import torch
 
 from runners.capture import CaptureRecord, CompileCost, Forward, StepCapturer, capture_error
 from runners.capture_mode import freeze_gc, is_capture_mode, model_capture_mode
-from runners.captured_addresses import CapturedAddresses
+from runners.decode_steps import DecodeSteps
 from runners.errors import NoUsableGraphError, PlanLayoutError, RunnerError
 from runners.forward_batch import NUM_TOKENS_PER_BS, ForwardBatch, ForwardMode, LogitsProcessorOutput
 from runners.graph_backend import DecodeGraph, create_graph, side_stream
@@ -32,7 +31,6 @@ from runners.input_buffers import InputBuffers
 from runners.models.head_output import output_head
 from runners.padding import StepCosts, StepOutcome, StepPlan
 from runners.step_policy import StepLog, StepPolicy
-from runners.token_feed import feed_tokens
 
 if TYPE_CHECKING:
     from runners.compilation import CompiledModel
@@ -96,8 +94,7 @@ class CudaGraphRunner:
             compile_bs=self.compile_bs,
         )
         self._log = StepLog(self._policy)
-        self._output: torch.Tensor | None = None
-        self._split_output: torch.Tensor | None = None
+        self._steps: DecodeSteps | None = None
         self._is_shut_down = False
         self._size_in_progress = self.max_bs
         try:
@@ -144,7 +141,6 @@ class CudaGraphRunner:
         except BaseException:
             self._drop_graphs()
             raise
-        self._addresses = CapturedAddresses(self._static_tensors(), self._named_static_tensors)
 
     def _capture_all(self) -> None:
         runner, config = self.model_runner, self.model_runner.config
@@ -164,7 +160,7 @@ class CudaGraphRunner:
                 self.capture_records.append(record)
                 if runner.on_capture is not None:
                     runner.on_capture(record)
-        self._output = capturer.output
+        self._steps = DecodeSteps(self, capturer.output)
         # The warm-up wrote the null page; what it left must not reach a later step.
         runner.kv.check_null_page()
         runner.kv.zero_null_page()
@@ -288,142 +284,13 @@ class CudaGraphRunner:
             )
 
     def _run(self, batch: ForwardBatch, plan: StepPlan, started: int) -> LogitsProcessorOutput:
-        if plan.mode == "eager":
-            logits, prepare_ns = self._run_eager(batch, plan, started)
-        else:
-            static = self._static_tensors()
-            self._addresses.check(static)
-            self.model_runner.kv.flush()
-            run = {"graph": self._run_graph, "split": self._run_split, "compiled": self._run_compiled}
-            logits, prepare_ns = run[plan.mode](batch, plan, started)
-            self._addresses.confirm(static)
+        assert self._steps is not None
+        logits, prepare_ns = self._steps.run(batch, plan, started)
         self._log.add(batch.batch_size, plan, prepare_ns)
         token_ids = self.model_runner.token_ids[: batch.batch_size]
         if self.copy_output:
             return LogitsProcessorOutput(logits.clone(), token_ids.clone())
         return LogitsProcessorOutput(logits, token_ids)
-
-    def _run_graph(self, batch: ForwardBatch, plan: StepPlan, started: int) -> tuple[torch.Tensor, int]:
-        size = plan.sizes[0]
-        prepare_ns = self._replay_part(batch, size, started)
-        return self.output_buffers[size].next_token_logits[: batch.batch_size], prepare_ns
-
-    def _run_split(self, batch: ForwardBatch, plan: StepPlan, started: int) -> tuple[torch.Tensor, int]:
-        """Replay the parts in a row. Each one's logits move out before the next one's inputs move in."""
-        logits, sampled = self._split_buffer()[: batch.batch_size], self.model_runner.token_ids
-        token_ids = torch.empty_like(sampled[: batch.batch_size])
-        batch = self._with_known_ids(batch)
-        prepare_ns = first = 0
-        for index, size in enumerate(plan.sizes):
-            end = min(first + size, batch.batch_size)
-            prepare_ns += self._replay_part(batch.part(first, end), size, started, starts=index == 0)
-            logits[first:end].copy_(self.output_buffers[size].next_token_logits[: end - first])
-            token_ids[first:end].copy_(sampled[: end - first])
-            first, started = end, time.perf_counter_ns()
-        sampled[: batch.batch_size].copy_(token_ids)
-        return logits, prepare_ns
-
-    def _with_known_ids(self, batch: ForwardBatch) -> ForwardBatch:
-        """Take the ids that the last step sampled before the first part overwrites them."""
-        if batch.token_source is None:
-            return batch
-        input_ids = batch.input_ids.to(self.device, copy=True)
-        feed_tokens(input_ids, batch.token_source.to(self.device), self.model_runner.token_ids)
-        return replace(batch, input_ids=input_ids, token_source=None)
-
-    def _run_compiled(self, batch: ForwardBatch, plan: StepPlan, started: int) -> tuple[torch.Tensor, int]:
-        """Call the compiled function as it was captured, or as Inductor replays it by itself."""
-        size = plan.sizes[0]
-        self._prepare(batch, size)
-        if self.poison_padding:
-            self._poison(size)
-        prepare_ns = time.perf_counter_ns() - started
-        static = self.buffers.static_batch(size)
-        logits = self.model_runner.compute_timed(static, self.forward_fn(size))
-        self._settle()
-        if self.poison_padding:
-            self.model_runner.kv.check_null_page()
-        return logits[: batch.batch_size], prepare_ns
-
-    def _split_buffer(self) -> torch.Tensor:
-        if self._split_output is None:
-            assert self._output is not None
-            rows = max(self.model_runner.max_running_requests, self.max_bs)
-            self._split_output = self._output.new_zeros((rows, self._output.shape[1]))
-        return self._split_output
-
-    def _replay_part(self, batch: ForwardBatch, size: int, started: int, starts: bool = True) -> int:
-        """Replay the graph of `size` on `batch`; return the ns from `started` to the launch."""
-        stopwatch = self.model_runner.stopwatch
-        self._prepare(batch, size)
-        if self.poison_padding:
-            self._poison(size)
-        prepare_ns = time.perf_counter_ns() - started
-        if stopwatch is not None and starts:
-            stopwatch.start()
-        self.graphs[size].replay()
-        if stopwatch is not None:
-            stopwatch.stop()
-        self._settle()
-        if self.poison_padding:
-            self.model_runner.kv.check_null_page()
-        return prepare_ns
-
-    def _settle(self) -> None:
-        """Record the events of the staging buffers: after the launch the time costs the step nothing."""
-        self.buffers.settle()
-        self.model_runner.kv.settle()
-        self.model_runner.attn_backend.settle()
-
-    def _prepare(self, batch: ForwardBatch, size: int) -> None:
-        """Write the static inputs, then plan attention for exactly them."""
-        buffers = self.buffers
-        buffers.populate(batch)
-        static = buffers.static_batch(size)
-        self.model_runner.attn_backend.init_forward_metadata_replay_cuda_graph(
-            size,
-            static.req_pool_indices,
-            static.seq_lens,
-            batch.seq_lens_sum + (size - batch.batch_size) * self.seq_len_fill_value,
-            ForwardMode.DECODE,
-            buffers.first_seq_lens_cpu(size),
-        )
-
-    def _run_eager(self, batch: ForwardBatch, plan: StepPlan, started: int) -> tuple[torch.Tensor, int]:
-        size = plan.sizes[0] if plan.sizes else None
-        if size in self.graphs:
-            # What a replay of that size must equal: the same inputs at the same addresses, the same plan.
-            self.model_runner.kv.flush()
-            self._prepare(batch, size)
-            prepared = self.buffers.static_batch(size)
-        else:
-            prepared = self.model_runner.prepare_eager(batch, size)
-        prepare_ns = time.perf_counter_ns() - started
-        return self.model_runner.compute_timed(prepared)[: batch.batch_size], prepare_ns
-
-    def _poison(self, size: int) -> None:
-        """Put NaN wherever a correct step must not look, and where it must write."""
-        kv = self.model_runner.kv
-        kv.poison_unallocated()
-        if self.model_runner.attn_backend.masks_tail:
-            kv.poison_tails()
-        if size in self.output_buffers:
-            self.output_buffers[size].next_token_logits.fill_(float("nan"))
-
-    def _static_tensors(self) -> list[torch.Tensor]:
-        """Return everything that the graphs read or write and that they do not own."""
-        output = [] if self._output is None else [self._output]
-        attention = self.model_runner.attn_backend.captured_tensors().values()
-        inputs = [self.buffers.packed, self.model_runner.token_ids]
-        return [*output, *inputs, *self.model_runner.captured_tensors(), *attention]
-
-    def _named_static_tensors(self) -> dict[str, torch.Tensor]:
-        runner = self.model_runner
-        output = {} if self._output is None else {"output": self._output}
-        names = runner.attn_backend.captured_tensors() | runner.kv.captured_tensors()
-        bound = {"the cache bound to the model": runner.captured_tensors()[0]}
-        inputs = {"input buffers": self.buffers.packed, "sampled token ids": runner.token_ids}
-        return {**output, **inputs, **bound, **names}
 
     # --- end -----------------------------------------------------------------------------------
 
@@ -444,7 +311,7 @@ class CudaGraphRunner:
             graph.reset()
         self.graphs.clear()
         self.output_buffers.clear()
-        self._output = self._split_output = None
+        self._steps = None
         release_graph_pool(self)
         if self.device.type == "cuda":
             # cuBLAS keeps a workspace per stream that it ran on, the capture's side stream included.

@@ -11,6 +11,7 @@ import torch
 
 from runners.attention import AttentionOptions, create_attention_backend
 from runners.capture import CaptureRecord, CompileCost, Forward
+from runners.captured_addresses import StaticPart
 from runners.cuda_graph_runner import CudaGraphRunner
 from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch, LogitsProcessorOutput
@@ -232,13 +233,17 @@ class ModelRunner:
         last = torch.tensor(batch.extend_seq_lens_cpu).cumsum(0) - 1
         return last.to(self.device, non_blocking=True)
 
-    def captured_tensors(self) -> list[torch.Tensor]:
-        """The tensors of the cache that a captured graph reads or writes.
+    @property
+    def bound_cache(self) -> torch.Tensor:
+        """The model's own view of the cache. A second runner on the same model rebinds it."""
+        # Straight from the buffers: a module's attribute is looked up in Python, at each step.
+        bound = self.loaded.attention_modules[0]._buffers["k_cache"]
+        assert bound is not None
+        return bound
 
-        The first is the model's own view of the cache: a second runner on the same model rebinds it.
-        """
-        bound: torch.Tensor = self.loaded.attention_modules[0].k_cache  # type: ignore[assignment]
-        return [bound, self.kv.page_table, *self.kv.k_cache, *self.kv.v_cache]
+    def captured_tensors(self) -> list[StaticPart]:
+        """The tensors of the cache that a captured graph reads or writes."""
+        return [self.bound_cache, self.kv.page_table, self.kv.k_cache, self.kv.v_cache]
 
     def close(self) -> None:
         """Free the graphs, the KV pool and the static inputs. The model stays loaded."""

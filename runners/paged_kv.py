@@ -59,9 +59,10 @@ class PagedKV:
         self.device = torch.device(device)
         #: Changes whenever the cache tensors are replaced, so that captured graphs can be refused.
         self.generation = 0
-        #: Per layer: `[num_pages, page_size, num_kv_heads, head_dim]`.
-        self.k_cache: list[torch.Tensor] = []
-        self.v_cache: list[torch.Tensor] = []
+        #: Per layer: `[num_pages, page_size, num_kv_heads, head_dim]`. Tuples, replaced as a whole: a
+        #: replay sees a new cache by looking at two objects.
+        self.k_cache: tuple[torch.Tensor, ...] = ()
+        self.v_cache: tuple[torch.Tensor, ...] = ()
         self.table = RequestTable(max_requests, self.pages_needed(max_seq_len), self.device)
         self.pool = PagePool(num_pages, page_size)
         self._make_caches()
@@ -71,8 +72,8 @@ class PagedKV:
             shape = (self.num_pages, self.page_size, group.num_kv_heads, group.head_dim)
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
-        self.k_cache = [zeros(group) for group in self.layer_groups]
-        self.v_cache = [zeros(group) for group in self.layer_groups]
+        self.k_cache = tuple(map(zeros, self.layer_groups))
+        self.v_cache = tuple(map(zeros, self.layer_groups))
         # Pages that hold NaN on purpose. They are zeroed again before a request gets them.
         self._is_poisoned = np.zeros(self.num_pages, dtype=np.bool_)
 
@@ -84,7 +85,7 @@ class PagedKV:
         if self.pool.num_held:
             raise RunnerError(f"the KV pool cannot be resized while {self.pool.num_held} pages are held.")
         self.pool = PagePool(num_pages, self.page_size)
-        self.k_cache, self.v_cache = ([], [])  # free the old storage before asking for the new
+        self.k_cache = self.v_cache = ()  # free the old storage before asking for the new
         self._make_caches()
         self.generation += 1
 

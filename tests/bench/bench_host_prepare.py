@@ -1,5 +1,10 @@
 """Where the host time of a decode step goes: `python -m tests.bench.bench_host_prepare [cpu]`.
 
+With `cpu` there is no FlashInfer and no graph: its C++ planner is replaced by a call of the same
+arguments that does nothing, the graphs launch nothing, and before each step other memory is read, as cold
+caches as a host that waited for the device would find. What is left is the Python side, to be compared with
+itself before and after a change, and with nothing measured on a GPU.
+
 A model of Qwen3-0.6B's depth and heads, narrow elsewhere, decodes requests of unlike lengths that grow
 by a token a step, so that pages are handed out and plans change as in serving. Prints a JSON line for
 each batch size: the median µs of building the batch, of each part of the preparation, of the launch,
@@ -21,6 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from runners import model_runner
+from runners.attention.decode_planner import DecodeKernel, DecodePlanner, PlanLayout
+from runners.attention.flashinfer_workspace import PlanStaging
+from runners.attention.host_pages import HostPages
+from runners.attention.torch_backend import TorchAttentionBackend
 from runners.batches import decode_batch
 from runners.forward_batch import ForwardBatch
 from runners.model_runner import ModelRunner, RunnerConfig
@@ -33,6 +43,8 @@ NUM_REPEATS = 40
 WAITS_MS = (0, 4, 9)
 #: At the clock of an H200 that is at work.
 CYCLES_PER_MS = 1_980_000
+#: More than the second-level cache of a host holds, and much of the third.
+COLD_BYTES = 32 * 2**20
 
 
 def main() -> None:
@@ -41,13 +53,19 @@ def main() -> None:
         **{"model_type": "qwen3", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64},
         **{"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
     }
+    if device == "cpu":  # the cache of the real heads would take 60 GB
+        config |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
     dtype = "bfloat16" if device == "cuda" else "float32"
     loaded = load_model(ModelSpec("random", dtype=dtype, max_seq_len=MAX_SEQ_LEN, config=config), device)
-    sizes = BATCH_SIZES if device == "cuda" else BATCH_SIZES[:2]
+    sizes = BATCH_SIZES
+    if device == "cpu":
+        model_runner.create_attention_backend = stub_backend  # type: ignore[assignment]
     settings = RunnerConfig(
         device=device, max_batch_size=max(sizes), max_seq_len=MAX_SEQ_LEN, capture_sizes=sizes
     )
     with ModelRunner(loaded, settings) as runner:
+        if device == "cpu":
+            launch_nothing(runner)
         requests = Requests(runner, max(sizes))
         for size in sizes:
             print(json.dumps({"batch_size": size, **measure(runner, requests, size)}), flush=True)
@@ -71,6 +89,70 @@ class Requests:
             assert self.kv.extend(int(self.rows[index]), int(lens[index]))
         ids = np.zeros(count, dtype=np.int64)
         return decode_batch(self.kv, self.rows[:count], lens.copy(), ids)
+
+
+# --- without a GPU -----------------------------------------------------------------------------
+
+
+class StubKernel:
+    """A decode wrapper whose C++ planner does nothing; it hands over what FlashInfer's would take."""
+
+    def __init__(self, batch_size: int | None, staging: PlanStaging, pages: HostPages) -> None:
+        self._staging = staging
+        self._layout: PlanLayout = (148, 0, 0, 0, 592, 1184, 2304, 2288, 1, 1)
+        workspace = torch.zeros(64, dtype=torch.uint8)
+        counts = (batch_size, 16, 8, 16, True, -1, 0.0, 128, 128)
+        empty = torch.empty(0)
+        self._args = [workspace, workspace, None, pages.indptr, *counts, empty, empty]
+
+    def plan(self, pages: HostPages) -> PlanLayout:
+        self._args[2] = self._staging.acquire()
+        return tuple(self._plan(*self._args))
+
+    def _plan(self, *args: Any) -> PlanLayout:
+        return self._layout
+
+    def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        return q
+
+
+class StubBackend(TorchAttentionBackend):
+    """Computes with torch, and plans decode steps with the planner of FlashInfer's backend."""
+
+    def __init__(self, groups: Any, kv: Any, **options: Any) -> None:
+        super().__init__(groups, kv, **options)
+        self._host_pages = HostPages(options["max_batch_size"], kv.page_size, kv.page_table.shape[1])
+        self._staging = PlanStaging(2**16, 8, options["device"])
+        self.decode = DecodePlanner(self._make_kernels, self._host_pages)
+
+    def _make_kernels(self, batch_size: int | None) -> list[DecodeKernel]:
+        return [StubKernel(batch_size, self._staging, self._host_pages)]
+
+    def init_forward_metadata_capture_cuda_graph(self, bs: int, *args: Any) -> None:
+        super().init_forward_metadata_capture_cuda_graph(bs, *args)
+        self.decode.plan_capture(bs, args[1], args[2], 1)
+
+    def init_forward_metadata_replay_cuda_graph(
+        self, bs: int, rows: Any, lens: Any, lens_sum: int, mode: Any, lens_cpu: torch.Tensor
+    ) -> None:
+        self.decode.plan_replay(bs, rows, lens, lens_cpu)
+
+    def settle(self) -> None:
+        self._staging.settle()
+
+
+def stub_backend(name: str, groups: Any, kv: Any, options: Any) -> StubBackend:
+    limits = {"max_batch_size": options.max_batch_size, "max_seq_len": options.max_seq_len}
+    return StubBackend(groups, kv, device=options.device, **limits)
+
+
+def launch_nothing(runner: ModelRunner) -> None:
+    assert runner.graph_runner is not None
+    for graph in runner.graph_runner.graphs.values():
+        graph._step = lambda: None  # type: ignore[attr-defined]
+
+
+# --- measuring ---------------------------------------------------------------------------------
 
 
 def measure(runner: ModelRunner, requests: Requests, size: int) -> dict[str, Any]:
@@ -108,16 +190,17 @@ def by_parts(
 ) -> None:
     """Do what a replay does, in its order, with a look at the clock between the parts."""
     graphs = runner.graph_runner
-    assert graphs is not None
+    assert graphs is not None and graphs._steps is not None
+    steps = graphs._steps
     batch = timed(samples["build_batch"], lambda: requests.step(size))
     timed(samples["choose"], lambda: graphs.plan(size))
-    static = graphs._static_tensors()
-    timed(samples["addresses"], lambda: graphs._addresses.check(graphs._static_tensors()))
+    static, named = steps.static_tensors(), steps.named_static_tensors
+    timed(samples["addresses"], lambda: steps._addresses.check(steps.static_tensors(), named))
     timed(samples["page_table"], runner.kv.flush)
-    timed(samples["inputs_and_plan"], lambda: graphs._prepare(batch, size))
+    timed(samples["inputs_and_plan"], lambda: steps.prepare(batch, size))
     timed(samples["launch"], graphs.graphs[size].replay)
-    timed(samples["settle"], graphs._settle)
-    timed(samples["confirm"], lambda: graphs._addresses.confirm(static))
+    timed(samples["settle"], steps.settle)
+    timed(samples["confirm"], lambda: steps._addresses.confirm(static, named))
     timed(samples["inputs_alone"], lambda: graphs.buffers.populate(batch))
 
 
@@ -128,9 +211,14 @@ def timed(samples: list[float], part: Callable[[], Any]) -> Any:
     return result
 
 
+_other_memory = np.zeros(COLD_BYTES // 8)
+
+
 def synchronize(runner: ModelRunner) -> None:
     if runner.device.type == "cuda":
         torch.cuda.synchronize()
+    else:
+        _other_memory.sum()
 
 
 if __name__ == "__main__":

@@ -308,7 +308,8 @@ def replace_pool(runner: ModelRunner) -> None:
 
 
 def replace_one_cache(runner: ModelRunner) -> None:
-    runner.kv.v_cache[1] = runner.kv.v_cache[1].clone()
+    first, second = runner.kv.v_cache
+    runner.kv.v_cache = (first, second.clone())
 
 
 def replace_storage(runner: ModelRunner) -> None:

@@ -1,0 +1,183 @@
+"""DecodeSteps: carries out a decode batch as its plan says, on the static inputs of a graph runner."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from runners.captured_addresses import CapturedAddresses, StaticPart
+from runners.forward_batch import ForwardBatch, ForwardMode
+from runners.padding import StepPlan
+from runners.token_feed import feed_tokens
+
+if TYPE_CHECKING:
+    from runners.cuda_graph_runner import CudaGraphRunner
+
+#: The logits of a step, and the ns from its call to its launch.
+Prepared = tuple[torch.Tensor, int]
+
+
+class DecodeSteps:
+    """Prepares and launches decode steps: one graph, several in a row, compiled code, or eager.
+
+    Belongs to one capture: it notes where the static tensors lie, and refuses a replay after one of
+    them was replaced.
+
+    Args:
+        graphs: whose graphs and static inputs these are.
+        output: `[max_bs, vocab_size]`, what the graphs write; None where Inductor makes them.
+    """
+
+    def __init__(self, graphs: CudaGraphRunner, output: torch.Tensor | None) -> None:
+        self._graphs = graphs
+        self._runner = graphs.model_runner
+        self._output = output
+        self._split_output: torch.Tensor | None = None
+        self._addresses = CapturedAddresses(self.static_tensors(), self.named_static_tensors())
+
+    def run(self, batch: ForwardBatch, plan: StepPlan, started: int) -> Prepared:
+        """Run `batch` as `plan` says; `started` is the `perf_counter_ns` of the call.
+
+        Raises StaleGraphError or PlanLayoutError; see `CudaGraphRunner.replay`.
+        """
+        if plan.mode == "eager":
+            return self._run_eager(batch, plan, started)
+        static = self.static_tensors()
+        self._addresses.check(static, self.named_static_tensors)
+        self._runner.kv.flush()
+        run = {"graph": self._run_graph, "split": self._run_split, "compiled": self._run_compiled}
+        prepared = run[plan.mode](batch, plan, started)
+        self._addresses.confirm(static, self.named_static_tensors)
+        return prepared
+
+    # --- ways to run ---------------------------------------------------------------------------
+
+    def _run_graph(self, batch: ForwardBatch, plan: StepPlan, started: int) -> Prepared:
+        size = plan.sizes[0]
+        prepare_ns = self._replay_part(batch, size, started)
+        return self._graphs.output_buffers[size].next_token_logits[: batch.batch_size], prepare_ns
+
+    def _run_split(self, batch: ForwardBatch, plan: StepPlan, started: int) -> Prepared:
+        """Replay the parts in a row. Each one's logits move out before the next one's inputs move in."""
+        logits, sampled = self._split_buffer()[: batch.batch_size], self._runner.token_ids
+        token_ids = torch.empty_like(sampled[: batch.batch_size])
+        batch = self._with_known_ids(batch)
+        prepare_ns = first = 0
+        for index, size in enumerate(plan.sizes):
+            end = min(first + size, batch.batch_size)
+            prepare_ns += self._replay_part(batch.part(first, end), size, started, starts=index == 0)
+            logits[first:end].copy_(self._graphs.output_buffers[size].next_token_logits[: end - first])
+            token_ids[first:end].copy_(sampled[: end - first])
+            first, started = end, time.perf_counter_ns()
+        sampled[: batch.batch_size].copy_(token_ids)
+        return logits, prepare_ns
+
+    def _with_known_ids(self, batch: ForwardBatch) -> ForwardBatch:
+        """Take the ids that the last step sampled before the first part overwrites them."""
+        if batch.token_source is None:
+            return batch
+        device = self._runner.device
+        input_ids = batch.input_ids.to(device, copy=True)
+        feed_tokens(input_ids, batch.token_source.to(device), self._runner.token_ids)
+        return replace(batch, input_ids=input_ids, token_source=None)
+
+    def _split_buffer(self) -> torch.Tensor:
+        if self._split_output is None:
+            assert self._output is not None
+            rows = max(self._runner.max_running_requests, self._graphs.max_bs)
+            self._split_output = self._output.new_zeros((rows, self._output.shape[1]))
+        return self._split_output
+
+    def _run_compiled(self, batch: ForwardBatch, plan: StepPlan, started: int) -> Prepared:
+        """Call the compiled function as it was captured, or as Inductor replays it by itself."""
+        size = plan.sizes[0]
+        self.prepare(batch, size)
+        if self._graphs.poison_padding:
+            self._poison(size)
+        prepare_ns = time.perf_counter_ns() - started
+        static = self._graphs.buffers.static_batch(size)
+        logits = self._runner.compute_timed(static, self._graphs.forward_fn(size))
+        self.settle()
+        if self._graphs.poison_padding:
+            self._runner.kv.check_null_page()
+        return logits[: batch.batch_size], prepare_ns
+
+    def _run_eager(self, batch: ForwardBatch, plan: StepPlan, started: int) -> Prepared:
+        size = plan.sizes[0] if plan.sizes else None
+        if size in self._graphs.graphs:
+            # What a replay of that size must equal: the same inputs at the same addresses, the same plan.
+            self._runner.kv.flush()
+            self.prepare(batch, size)
+            prepared = self._graphs.buffers.static_batch(size)
+        else:
+            prepared = self._runner.prepare_eager(batch, size)
+        prepare_ns = time.perf_counter_ns() - started
+        return self._runner.compute_timed(prepared)[: batch.batch_size], prepare_ns
+
+    # --- parts of a step -----------------------------------------------------------------------
+
+    def _replay_part(self, batch: ForwardBatch, size: int, started: int, starts: bool = True) -> int:
+        """Replay the graph of `size` on `batch`; return the ns from `started` to the launch."""
+        stopwatch = self._runner.stopwatch
+        self.prepare(batch, size)
+        if self._graphs.poison_padding:
+            self._poison(size)
+        prepare_ns = time.perf_counter_ns() - started
+        if stopwatch is not None and starts:
+            stopwatch.start()
+        self._graphs.graphs[size].replay()
+        if stopwatch is not None:
+            stopwatch.stop()
+        self.settle()
+        if self._graphs.poison_padding:
+            self._runner.kv.check_null_page()
+        return prepare_ns
+
+    def prepare(self, batch: ForwardBatch, size: int) -> None:
+        """Write the static inputs, then plan attention for exactly them."""
+        buffers = self._graphs.buffers
+        buffers.populate(batch)
+        static = buffers.static_batch(size)
+        self._runner.attn_backend.init_forward_metadata_replay_cuda_graph(
+            size,
+            static.req_pool_indices,
+            static.seq_lens,
+            batch.seq_lens_sum + (size - batch.batch_size) * self._graphs.seq_len_fill_value,
+            ForwardMode.DECODE,
+            buffers.first_seq_lens_cpu(size),
+        )
+
+    def settle(self) -> None:
+        """Record the events of the staging buffers: after the launch the time costs the step nothing."""
+        self._graphs.buffers.settle()
+        self._runner.kv.settle()
+        self._runner.attn_backend.settle()
+
+    def _poison(self, size: int) -> None:
+        """Put NaN wherever a correct step must not look, and where it must write."""
+        kv = self._runner.kv
+        kv.poison_unallocated()
+        if self._runner.attn_backend.masks_tail:
+            kv.poison_tails()
+        if size in self._graphs.output_buffers:
+            self._graphs.output_buffers[size].next_token_logits.fill_(float("nan"))
+
+    # --- what the graphs hold on to ------------------------------------------------------------
+
+    def static_tensors(self) -> list[StaticPart]:
+        """Return everything that the graphs read or write and that they do not own."""
+        output = [] if self._output is None else [self._output]
+        attention = self._runner.attn_backend.captured_tensors().values()
+        inputs = (self._graphs.buffers.packed, self._runner.token_ids)
+        return [*output, *inputs, *self._runner.captured_tensors(), *attention]
+
+    def named_static_tensors(self) -> dict[str, torch.Tensor]:
+        runner = self._runner
+        output = {} if self._output is None else {"output": self._output}
+        names = runner.attn_backend.captured_tensors() | runner.kv.captured_tensors()
+        bound = {"the cache bound to the model": runner.bound_cache}
+        inputs = {"input buffers": self._graphs.buffers.packed, "sampled token ids": runner.token_ids}
+        return {**output, **inputs, **bound, **names}
