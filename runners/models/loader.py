@@ -32,6 +32,10 @@ Progress = Callable[[str], None]
 
 #: Keys that transformers reads beside the fields that a config class declares.
 _EXTRA_CONFIG_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor", "head_dim"}
+_DIMENSIONS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -191,12 +195,34 @@ def _random_config(fields: dict[str, Any]) -> Any:
         config = config_class(**fields)
     except Exception as error:  # transformers raises a class of its own for each kind of bad field
         raise ModelSourceError("model.config", model_type, _one_line(error), "Correct the field.") from error
+    _check_dimensions(config)
     _check_heads(config)
+    _check_builds(config)
     return config
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) + "."
+
+
+def _check_dimensions(config: Any) -> None:
+    for key in _DIMENSIONS:
+        size = getattr(config, key, None)
+        if size is not None and size < 1:
+            raise ModelSourceError(f"model.config.{key}", size, "is below 1.", "Set it to 1 or more.")
+
+
+def _check_builds(config: Any) -> None:
+    """Build the modules without storage: what does not fit together is said before any weight is made."""
+    from transformers import AutoModelForCausalLM
+
+    auto_model: Any = AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            auto_model.from_config(config)
+    except Exception as error:  # whatever a module's constructor trips over
+        reason = f"no model can be built of it: {type(error).__name__}: {_one_line(error)}"
+        raise ModelSourceError("model.config", config.model_type, reason, "Correct the field.") from error
 
 
 def _check_heads(config: Any) -> None:

@@ -20,6 +20,8 @@ from typing import Any
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+#: How long the hub may take to answer at all; otherwise what its cache holds is used.
+_HUB_TIMEOUT_S = 10.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -223,7 +225,8 @@ def _hub_file(repo_id: str, name: str, revision: str | None) -> Path:
 
     try:
         with _without_retry_messages():
-            return Path(hf_hub_download(repo_id, name, revision=revision))
+            cached_only = not _is_hub_reachable()
+            return Path(hf_hub_download(repo_id, name, revision=revision, local_files_only=cached_only))
     except errors.GatedRepoError as error:
         raise ModelSourceError(
             "model.path", repo_id, "is gated.", "Accept its terms on the hub, then run: hf auth login."
@@ -247,6 +250,19 @@ def _hub_file(repo_id: str, name: str, revision: str | None) -> Path:
             "is not in the local cache, and the hub cannot be reached.",
             f"Run once with network: hf download {repo_id}; or set model.path to a local folder.",
         ) from error
+
+
+def _is_hub_reachable() -> bool:
+    """Ask once: without a network the client's own retries take half a minute before they give up."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_HUB_TIMEOUT_S)
+    except Exception:  # the client's HTTP library, and with it its errors, differs by version
+        return False
+    return True
 
 
 @contextmanager
