@@ -16,11 +16,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test smollm2 lint doctor clean
+.PHONY: help run test test-long smollm2 lint doctor clean
 
 help:
 	@echo "make run     set up, then run the main job      (ARGS=\"key=value ...\")"
 	@echo "make test    set up, then run the tests         (ARGS=\"-k name\")"
+	@echo "make test-long  set up, then run the tests that take minutes"
 	@echo "make smollm2 set up, then fetch the weights of model=smollm2_135m into ~/.cache (once)"
 	@echo "make lint    set up, then ruff and mypy"
 	@echo "make doctor  set up, then say what this machine can run"
@@ -33,7 +34,10 @@ run: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m harness.fetch || echo "the tests of real weights will be skipped"
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m long $(ARGS)
 
 smollm2: $(STAMP)
 	$(BIN)/python -m harness.fetch smollm2_135m
