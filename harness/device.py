@@ -1,4 +1,4 @@
-"""The device that a job runs on: which one, what it is, what it can move, and whether it throttles."""
+"""The device that a job runs on: which one, what it is, and what it can move."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ import os
 import platform
 import subprocess
 import sys
-import time
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from harness.errors import ConfigError
+from harness.host_clock import Arrival, DeviceWork, Instant
+from harness.telemetry import Telemetry
 
 _PACKAGES = (
     "torch", "transformers", "triton", "flashinfer-python", "hydra-core", "omegaconf", "wandb",
     "pandas", "pyarrow", "numpy", "cudagraph-harness",
 )  # fmt: skip
-
-#: NVML reasons that lower the clock because the card must, not because it idles or is told to.
-_THROTTLE_REASONS = {
-    0x4: "sw_power_cap",
-    0x8: "hw_slowdown",
-    0x20: "sw_thermal_slowdown",
-    0x40: "hw_thermal_slowdown",
-    0x80: "hw_power_brake",
-}
 
 
 def resolve_device(name: str) -> torch.device:
@@ -60,7 +54,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "torch_num_threads": torch.get_num_threads(),
         "versions": {name: _version(name) for name in _PACKAGES},
         "git": _git_state(),
-        "command": [os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]],
+        "command": _command(),
         "device": str(device),
         "device_vendor": "nvidia" if device.type == "cuda" and torch.version.cuda else None,
         "device_name": None,
@@ -76,8 +70,17 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
             "num_multiprocessors": properties.multi_processor_count,
             "compute_capability": f"{properties.major}.{properties.minor}",
         }
-        info |= Telemetry(device).describe()
+        info |= Telemetry.of(device).describe()
     return info
+
+
+def _command() -> list[str]:
+    """The command line; of a sweep's job, which is started by its folder, the line that runs it alone."""
+    program, *words = sys.argv
+    overrides = Path(words[0], ".hydra", "overrides.yaml") if words else None
+    if os.path.basename(program) == "isolation.py" and overrides is not None and overrides.exists():
+        return ["harness", *yaml.safe_load(overrides.read_text())]
+    return [os.path.basename(program or "python"), *words]
 
 
 def _version(package: str) -> str | None:
@@ -113,12 +116,6 @@ def _git_state() -> dict[str, Any]:
     return {"commit": commit, "dirty": None if status is None else bool(status)}
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given; nothing to wait for on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def measure_copy_bandwidth(device: torch.device, min_time_s: float = 0.15) -> float:
     """Return the bandwidth of a large copy in bytes/s, bytes read plus bytes written.
 
@@ -129,78 +126,12 @@ def measure_copy_bandwidth(device: torch.device, min_time_s: float = 0.15) -> fl
     source = torch.ones(num_bytes, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
-    synchronize(device)
-    best, spent = float("inf"), 0.0
-    while spent < min_time_s:
-        start = time.perf_counter()
+    work = DeviceWork(device)
+    work.read()
+    best_s, spent_s = float("inf"), 0.0
+    while spent_s < min_time_s:
+        start = Instant()
         target.copy_(source)
-        synchronize(device)
-        elapsed = time.perf_counter() - start
-        best, spent = min(best, elapsed), spent + elapsed
-    return 2 * num_bytes / best
-
-
-class Telemetry:
-    """Clocks, power and throttle reasons through NVML; every reading is None where there is none."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._nvml: Any = None
-        self._handle: Any = None
-        if device.type != "cuda":
-            return
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            uuid = str(torch.cuda.get_device_properties(device).uuid)
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(
-                uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
-            )
-            self._nvml = pynvml
-        except Exception:  # NVML is missing, or hides the card: readings stay None, which the record shows
-            self._nvml = None
-
-    def _read(self, name: str, *arguments: Any) -> Any:
-        if self._nvml is None:
-            return None
-        try:
-            return getattr(self._nvml, name)(self._handle, *arguments)
-        except self._nvml.NVMLError:
-            return None
-
-    def describe(self) -> dict[str, Any]:
-        """Return the facts that do not change during a job: driver, clock limits, other tenants."""
-        if self._nvml is None:
-            return {"driver": None}
-        processes = self._read("nvmlDeviceGetComputeRunningProcesses") or []
-        return {
-            "driver": str(self._nvml.nvmlSystemGetDriverVersion()),
-            "max_sm_clock_mhz": self._read("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM),
-            "num_other_gpu_processes": sum(p.pid != os.getpid() for p in processes),
-        }
-
-    def read(self) -> dict[str, Any]:
-        """Return SM and memory clock (MHz), power (W), temperature (°C) and throttle reasons, now."""
-        nvml = self._nvml
-        if nvml is None:
-            return {}
-        power = self._read("nvmlDeviceGetPowerUsage")
-        return {
-            "sm_clock_mhz": self._read("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": self._read("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-            "power_w": None if power is None else power / 1000,
-            "temperature_c": self._read("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-            "throttle_reasons": self.throttle_reasons(),
-        }
-
-    def throttle_reasons(self) -> list[str] | None:
-        """Return why the card is held below its clock now; empty if it is not, None if unknown."""
-        mask = self._read("nvmlDeviceGetCurrentClocksThrottleReasons")
-        if mask is None:
-            return None
-        return [name for bit, name in _THROTTLE_REASONS.items() if mask & bit]
-
-    def energy_mj(self) -> int | None:
-        """Return the card's total energy counter in mJ, or None."""
-        value = self._read("nvmlDeviceGetTotalEnergyConsumption")
-        return None if value is None else int(value)
+        elapsed_s = Arrival(work).ms_since(start) / 1e3
+        best_s, spent_s = min(best_s, elapsed_s), spent_s + elapsed_s
+    return 2 * num_bytes / best_s

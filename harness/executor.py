@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from harness.device import Telemetry
+from harness.host_clock import Arrival, Instant
 from harness.scheduler_loop import StepResult
+from harness.telemetry import Reading, Telemetry, TelemetryWatch
 from runners.batches import decode_batch, extend_batch
 from runners.errors import OutOfPagesError
 from runners.stopwatch import create_stopwatch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runners.padding import StepOutcome
     from runners.stopwatch import Stopwatch
 
-#: Steps between two looks at the throttle reasons: a look costs more host time than a step may.
+#: Steps between two looks at the card: a look costs more host time than a step may.
 _STEPS_PER_LOOK = 64
 
 
@@ -51,7 +51,9 @@ class ModelExecutor:
     host has not read yet goes from that step to this one on the device.
     """
 
-    def __init__(self, runner: ModelRunner, seed: int, max_in_flight: int = 1) -> None:
+    def __init__(
+        self, runner: ModelRunner, seed: int, max_in_flight: int = 1, telemetry: Telemetry | None = None
+    ) -> None:
         self._runner = runner
         self._seed = seed
         self._sequences: dict[int, _Sequence] = {}
@@ -61,16 +63,18 @@ class ModelExecutor:
         self._stopwatches = [create_stopwatch(runner.device) for _ in range(max_in_flight + 2)]
         #: The steps that were launched and not resolved, oldest first.
         self._in_flight: deque[_Handle] = deque()
-        self._resolved_ns = 0
+        self._resolved: Instant | None = None
         #: The requests of the last decode step and their rows: most steps have those of the step before.
         self._decoding: tuple[list[int], list[_Sequence], np.ndarray] | None = None
-        self._telemetry = Telemetry(runner.device)
+        self._watch = TelemetryWatch(telemetry or Telemetry.of(runner.device))
         self._throttled: bool | None = None
         self._num_steps = 0
+        #: What `look_at_card` saw.
+        self.readings: list[Reading] = []
 
     def launch(self, step: ScheduledStep) -> _Handle:
         """Start `step` and return at once; its tokens are read by the handle's `resolve`."""
-        start_ns = time.perf_counter_ns()
+        start = Instant()
         for request in step.admitted:
             self._admit(request)
         batch = self._decode_batch(step) if step.phase == "decode" else self._prefill_batch(step)
@@ -81,7 +85,7 @@ class ModelExecutor:
         outcome = self._runner.outcome
         assert outcome is not None
         before = self._in_flight[-1].stopwatch if self._in_flight else None
-        handle = _Handle(self, step, self._reader.enqueue(output), start_ns, outcome, stopwatch, before)
+        handle = _Handle(self, step, self._reader.enqueue(output), start, outcome, stopwatch, before)
         self._in_flight.append(handle)
         return handle
 
@@ -180,12 +184,13 @@ class ModelExecutor:
     def _resolve(self, handle: _Handle) -> StepResult:
         assert self._in_flight.popleft() is handle, "steps are resolved in the order of their launches"
         step, outcome = handle.step, handle.outcome
-        token_ids = handle.pending.read()
-        now_ns = time.perf_counter_ns()
+        tokens = Arrival(handle.pending)
         # With another step in flight, the pace: from the tokens of the step before to those of this one.
-        step_ms = (now_ns - max(handle.start_ns, self._resolved_ns)) / 1e6
-        self._resolved_ns = now_ns
-        for request_id, token_id, is_next in zip(step.request_ids, token_ids, step.yields_token, strict=True):
+        step_ms = tokens.ms_since(handle.start.or_later(self._resolved))
+        self._resolved = tokens
+        for request_id, token_id, is_next in zip(
+            step.request_ids, tokens.value, step.yields_token, strict=True
+        ):
             if is_next:
                 sequence = self._sequences[request_id]
                 sequence.token_ids[sequence.num_tokens] = token_id
@@ -213,11 +218,12 @@ class ModelExecutor:
             sizes=outcome.sizes if outcome.num_graphs else (),
         )
 
-    def look_at_clocks(self) -> None:
-        """See whether the card throttles, now and then. Call it between steps: it is not the model's time."""
-        if self._num_steps % _STEPS_PER_LOOK == 0:
-            reasons = self._telemetry.throttle_reasons()
-            self._throttled = None if reasons is None else bool(reasons)
+    def look_at_card(self) -> None:
+        """Read the card, now and then. Call it between steps: it is not the model's time."""
+        if self._num_steps % _STEPS_PER_LOOK == 0 and self._watch.is_due:
+            reading = self._watch.look()
+            self._throttled = reading.is_throttled
+            self.readings.append(reading)
         self._num_steps += 1
 
 
@@ -228,7 +234,7 @@ class _Handle:
     _executor: ModelExecutor
     step: ScheduledStep
     pending: PendingTokens
-    start_ns: int
+    start: Instant
     outcome: StepOutcome
     stopwatch: Stopwatch
     #: Of the step that was in flight at the launch, None if there was none.

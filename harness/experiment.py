@@ -245,7 +245,8 @@ class Experiment:
     def size_sweep(self) -> None:
         """Time every batch size; the costs found go to the padding strategies that need them."""
         from harness.device import measure_copy_bandwidth
-        from harness.size_sweep import SizeSweep, sweep_prefill
+        from harness.prefill_sweep import sweep_prefill
+        from harness.size_sweep import SizeSweep, sweep_warnings
         from runners.padding import StepCosts
 
         if not self.config.measure.enabled:
@@ -264,13 +265,16 @@ class Experiment:
                 task.advance(detail=f"batch {row['batch_size']}, {row['mode']}")
 
             sweep.run(on_row)
+        description = sweep.describe()
+        for warning in sweep_warnings(rows):
+            self.record.warn(warning)
         self.record.finish("sizes")
         self.record.finish("samples")
         sweep_prefill(
             self.runner, self.config.measure, self.config.seed, lambda row: self.record.append("prefill", row)
         )
         self.record.finish("prefill")
-        self.record.update(size_sweep={"copy_bandwidth_bytes_per_s": bandwidth, **sweep.floor_bytes()})
+        self.record.update(size_sweep={"copy_bandwidth_bytes_per_s": bandwidth, **description})
         if self.config.padding.costs_path is None and self.runner.graph_runner is not None:
             self.runner.graph_runner.set_step_costs(StepCosts.from_rows(rows))
 

@@ -106,6 +106,10 @@ class LatencySummary:
         """When the last request was sent: after it, the batch only shrinks."""
         return self.last_sent_ms if len(self.sent_ms) else None
 
+    @property
+    def num_output_tokens(self) -> int:
+        return int(self.output_len.sum())
+
     def bench_serve(self, goodput_ms: Mapping[str, float] | None = None) -> dict[str, float | int | None]:
         """Return the summary under the keys of `vllm bench serve`'s JSON result.
 
@@ -115,7 +119,7 @@ class LatencySummary:
         """
         completed = len(self.sent_ms)
         duration_s = float(self.finished_ms.max() - self.sent_ms.min()) / 1e3 if completed else 0.0
-        total_input, total_output = int(self.prompt_len.sum()), int(self.output_len.sum())
+        total_input, total_output = int(self.prompt_len.sum()), self.num_output_tokens
         num_good = self._num_good(goodput_ms) if goodput_ms else None
         result: dict[str, float | int | None] = {
             "duration": duration_s,

@@ -83,6 +83,15 @@ SIZES_COLUMNS = {
     "back_to_back_ms": "float64",
     "overlap": "bool",
     "host_exposed_us_p50": "float64",
+    "flush_cache": "bool",
+    "round_std": "float64",
+    "sm_clock_mhz": "float64",
+    "mem_clock_mhz": "float64",
+    "power_w": "float64",
+    "temperature_c": "float64",
+    "throttle_reasons": "string",
+    "energy_mj_per_token": "float64",
+    "num_other_processes": "int64",
 }
 PREFILL_COLUMNS = {
     "num_tokens": "int64",
@@ -133,6 +142,7 @@ SAMPLES_SCHEMA = {
     "replay_ms": "float64",
     "step_ms": "float64",
     "host_exposed_us": "float64",
+    "round": "int64",
 }
 
 

@@ -280,7 +280,7 @@ def _check_compiler(config: Config) -> None:
 
 
 def check_timed_phases(config: Config) -> None:
-    """No latency is taken while padding is poisoned."""
+    """No latency is taken while padding is poisoned; the cache is flushed between isolated steps only."""
     timed = [name for name in ("measure", "workload") if getattr(config, name).enabled]
     if config.runner.poison_padding and timed:
         switches = " ".join(f"{name}=none" for name in timed)
@@ -288,6 +288,12 @@ def check_timed_phases(config: Config) -> None:
             "runner.poison_padding",
             True,
             f"spoils the latencies of the timed phases: add {switches}, or set it to false",
+        )
+    if config.measure.enabled and config.measure.flush_cache and config.runner.overlap:
+        raise ConfigError(
+            "measure.flush_cache",
+            True,
+            "two steps in flight leave no moment between them to flush in: add runner.overlap=false, or leave it out",
         )
 
 

@@ -202,7 +202,16 @@ class MeasureConfig:
     timeout_s: float = number(10.0, gt=0)
     """Seconds a point at most; the condition not met is recorded."""
     num_warmup: int = number(5, ge=0)
-    """Steps before the first sample, never counted."""
+    """Steps before the first sample, never counted; three at least, since code may compile in them."""
+    rounds: int = number(1, ge=1)
+    """Times that the sweep visits each point, with its share of samples and time each: how much the rounds
+    of a point differ says how much another run would, which `compare` uses."""
+    flush_cache: bool = False
+    """Empty the last-level cache before each isolated sample, outside of its time."""
+    energy_s: float = number(0.2, ge=0)
+    """Seconds of back-to-back steps to count the energy of, where the card counts it; 0: do not."""
+    profile: bool = False
+    """Profile a few steps of the graphs after all that is timed: kernels, their time and the gaps between."""
 
 
 @dataclass

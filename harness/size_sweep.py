@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from harness.device import Telemetry, synchronize
+from harness.cache_flush import CacheFlush
+from harness.energy import energy_of
 from harness.memory import kv_bytes_per_token
+from harness.point_samples import PointSamples, SweepPoint
 from harness.probe import ProbeRequests
 from harness.step_timer import StepTimer, StepTiming
 from harness.stopping import StoppingRule, WarmUp
-from runners.batches import extend_batch
+from harness.telemetry import Telemetry, TelemetryWatch, clock_drift
+from harness.time_sheet import TimeSheet
 from runners.padding import Mode, StepPlan
 
 if TYPE_CHECKING:
@@ -22,20 +22,13 @@ if TYPE_CHECKING:
     from runners.forward_batch import ForwardBatch
     from runners.model_runner import ModelRunner
 
-#: Samples between two looks at the throttle reasons.
+#: Samples between two looks at the card, at least.
 _BLOCK = 8
 _BACK_TO_BACK_STEPS = 16
 _MAX_AUTO_OFF_SIZES = 16
-
-
-@dataclass(frozen=True)
-class SweepPoint:
-    """One row of `sizes.csv` to be measured."""
-
-    batch_size: int
-    context_len: int
-    #: None: as the strategy in force decides.
-    plan: StepPlan
+#: Calls that never count, however long they take: code compiles in the first, and Inductor records its
+#: CUDA graphs in the second and third.
+_FIRST_CALLS = 3
 
 
 def sweep_batch_sizes(capture_bs: Sequence[int], max_batch_size: int) -> list[int]:
@@ -54,10 +47,15 @@ def fitting_requests(num_pages: int, page_size: int, context_len: int) -> int:
 class SizeSweep:
     """Measures every point and hands each finished row to `on_row`.
 
-    A point is timed until its samples are quiet (`StoppingRule`) or `measure.timeout_s` is over;
-    then the row names the condition that was not met. Samples of a block during which the GPU
-    throttled are discarded and counted. With `overlap` the steps are those of two in flight: `step_ms` is
-    the pace, and what the device waited for the host is beside it.
+    The points of a context length are visited in turn, `measure.rounds` times: what the rounds of a point
+    differ by is what another run would. In a round a point is timed until its samples are quiet
+    (`StoppingRule`) or its share of `measure.timeout_s` is over; then the row names the condition that was
+    not met. Samples of a block during which the GPU throttled, or something was compiled, are discarded and
+    counted. With `overlap` the steps are those of two in flight: `step_ms` is the pace, and what the device
+    waited for the host is beside it.
+
+    Attributes:
+        times: where the wall time of `run` went.
     """
 
     def __init__(
@@ -67,15 +65,19 @@ class SizeSweep:
         seed: int,
         copy_bandwidth: float,
         overlap: bool = False,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._overlap = overlap
         self._runner = runner
         self._config = config
         self._seed = seed
         self._copy_bandwidth = copy_bandwidth
-        self._timer = StepTimer(runner)
-        self._telemetry = Telemetry(runner.device)
+        self._flush = CacheFlush(runner.device) if config.flush_cache else None
+        self._timer = StepTimer(runner, self._flush)
+        self._telemetry = telemetry or Telemetry.of(runner.device)
+        self._watch = TelemetryWatch(self._telemetry)
         self._kv_bytes_per_token = kv_bytes_per_token(runner.loaded, runner.kv.dtype)
+        self.times = TimeSheet()
 
     def points(self) -> list[SweepPoint]:
         """List what will be measured: per context and batch size, the strategy's plan and eager."""
@@ -113,72 +115,101 @@ class SizeSweep:
 
     def run(self, on_row: Callable[[dict[str, Any], list[dict[str, Any]]], None]) -> None:
         """Measure all points; `on_row(row, samples)` gets each row with its raw samples."""
+        self.times = TimeSheet()
         points = self.points()
         for context_len in self._config.context_lens:
-            here = [point for point in points if point.context_len == context_len]
-            largest = max(point.batch_size for point in here)
-            with ProbeRequests(self._runner, [context_len] * largest, self._seed) as probe:
-                for point in here:
-                    on_row(*self._measure(probe, point))
+            here = [PointSamples(point) for point in points if point.context_len == context_len]
+            largest = max(samples.point.batch_size for samples in here)
+            with self.times.book("prefill"):
+                probe = ProbeRequests(self._runner, [context_len] * largest, self._seed)
+            with probe:
+                for index in range(self._config.rounds):
+                    for samples in here:
+                        batch = probe.decode_batch(samples.point.batch_size)
+                        self._sample(samples, batch, index)
+                        if index == self._config.rounds - 1:
+                            self._sample_back_to_back(samples, batch)
+                            with self.times.book("record"):
+                                on_row(*self._results(samples))
 
-    def _measure(
-        self, probe: ProbeRequests, point: SweepPoint
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        batch = probe.decode_batch(point.batch_size)
-        warm_up = self._warm_up(batch, point.plan)
+    def _sample(self, samples: PointSamples, batch: ForwardBatch, index: int) -> None:
+        """Measure a point for one round."""
+        config, plan = self._config, samples.point.plan
+        with self.times.book("warm_up"):
+            warm_up = self._warm_up(batch, plan)
         rule = StoppingRule(
-            min_samples=self._config.min_samples,
-            min_time_s=self._config.min_time_s,
-            max_noise=self._config.max_noise,
-            timeout_s=self._config.timeout_s,
+            min_samples=-(-config.min_samples // config.rounds),
+            min_time_s=config.min_time_s / config.rounds,
+            max_noise=config.max_noise,
+            timeout_s=config.timeout_s / config.rounds,
         )
-        timings: list[StepTiming] = []
-        num_discarded = 0
         while not rule.done:
-            block = self._block(batch, point.plan)
-            if self._telemetry.throttle_reasons():
-                num_discarded += len(block)
+            compiled = self._runner.compile_counts
+            with self.times.book("samples"):
+                block = self._block(batch, plan, rule)
+            with self.times.book("telemetry"):
+                reading = self._watch.look()
+            samples.throttle_reasons.update(reading.throttle_reasons or ())
+            if reading.is_throttled or self._runner.compile_counts != compiled:
+                samples.num_discarded += len(block)
                 continue
-            timings += block
+            samples.add(block, index, reading)
             for timing in block:
                 rule.add(timing.step_ms)
-        unmet = "; ".join(filter(None, (warm_up.unmet_condition, rule.unmet_condition))) or None
-        row = self._row(point, timings, num_discarded, unmet)
-        row["back_to_back_ms"] = self._timer.back_to_back(batch, point.plan, _BACK_TO_BACK_STEPS)
-        return row, _samples(row, timings)
+        samples.note_unmet(index, config.rounds, warm_up.unmet_condition, rule.unmet_condition)
 
-    def _block(self, batch: ForwardBatch, plan: StepPlan) -> list[StepTiming]:
+    def _block(self, batch: ForwardBatch, plan: StepPlan, rule: StoppingRule) -> list[StepTiming]:
+        """Time steps until a look at the card costs little beside them."""
+        block = self._steps(batch, plan, _BLOCK)
+        while not self._watch.is_due and not rule.timed_out:
+            block += self._steps(batch, plan, _BLOCK)
+        return block
+
+    def _steps(self, batch: ForwardBatch, plan: StepPlan, num_steps: int) -> list[StepTiming]:
         if self._overlap:
-            return self._timer.overlapped(batch, plan, _BLOCK)
-        return [self._timer.isolated(batch, plan) for _ in range(_BLOCK)]
+            return self._timer.overlapped(batch, plan, num_steps)
+        return [self._timer.isolated(batch, plan) for _ in range(num_steps)]
 
     def _warm_up(self, batch: ForwardBatch, plan: StepPlan) -> WarmUp:
-        """Run steps until their level is stable; none of them is a sample."""
-        warm_up = WarmUp(self._config.num_warmup)
-        deadline = time.monotonic() + self._config.timeout_s
-        while not warm_up.done and time.monotonic() < deadline:
-            warm_up.add(self._timer.isolated(batch, plan).step_ms)
+        """Run steps as they will be timed until their level is stable; none of them is a sample."""
+        config = self._config
+        least = max(_FIRST_CALLS, config.num_warmup)
+        warm_up, deadline_s = WarmUp(least), float("inf")
+        while not warm_up.done and time.monotonic() < deadline_s:
+            for timing in self._steps(batch, plan, 1):
+                warm_up.add(timing.step_ms)
+            if warm_up.num_samples == least:  # what was compiled until here may have taken minutes
+                deadline_s = time.monotonic() + config.timeout_s / config.rounds
         return warm_up
 
-    def _row(
-        self, point: SweepPoint, timings: list[StepTiming], num_discarded: int, unmet_condition: str | None
-    ) -> dict[str, Any]:
-        floor_ms = self._floor_ms(point.batch_size, point.context_len)
-        row = {
-            "batch_size": point.batch_size,
-            "padded_batch_size": point.plan.padded_batch_size(point.batch_size),
-            "mode": point.plan.mode,
-            "graph_backend": "none" if point.plan.mode == "eager" else self._runner.graph_backend,
+    def _sample_back_to_back(self, samples: PointSamples, batch: ForwardBatch) -> None:
+        """Measure the steps in a row, and the energy that they take."""
+        plan = samples.point.plan
+
+        def run() -> float:
+            return self._timer.back_to_back(batch, plan, _BACK_TO_BACK_STEPS)
+
+        with self.times.book("back_to_back"):
+            samples.back_to_back_ms = run()
+        with self.times.book("energy"):
+            energy_mj = energy_of(run, self._telemetry.energy_mj, self._config.energy_s)
+        if energy_mj is not None:
+            samples.energy_mj_per_token = energy_mj / (_BACK_TO_BACK_STEPS * batch.batch_size)
+        with self.times.book("telemetry"):
+            samples.num_other_processes = self._telemetry.num_other_processes()
+
+    def _results(self, samples: PointSamples) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the row of a point, and its raw samples."""
+        point = samples.point
+        is_eager = point.plan.mode == "eager"
+        how = {
+            "graph_backend": "none" if is_eager else self._runner.graph_backend,
             "compiled": self._runner.is_compiled(point.plan),
-            "context_len": point.context_len,
-            "num_kv_tokens": point.batch_size * point.context_len,
-            "num_samples": len(timings),
-            "num_discarded": num_discarded,
-            "unmet_condition": unmet_condition,
             "overlap": self._overlap,
-            "roofline_ms": floor_ms,
+            "flush_cache": self._config.flush_cache,
         }
-        return row | _statistics(timings, floor_ms)
+        row = samples.row(self._floor_ms(point.batch_size, point.context_len)) | how
+        return row, samples.raw(row)
 
     def _floor_ms(self, batch_size: int, context_len: int) -> float:
         """Time to read the step's weights and cache once at the measured copy bandwidth."""
@@ -187,100 +218,27 @@ class SizeSweep:
         )
         return 1e3 * num_bytes / self._copy_bandwidth
 
-    def floor_bytes(self) -> dict[str, int]:
-        """Return what the roofline counts: weight bytes a step reads, and KV bytes a token."""
+    def describe(self) -> dict[str, Any]:
+        """Return the `size_sweep` part of `result.json`: what the roofline counts (weight bytes that a step
+        reads, KV bytes a token), what was flushed, and where the wall time went."""
+        seconds = self.times.seconds()
+        measuring_s = sum(seconds.get(f"{name}_s", 0.0) for name in ("telemetry", "record", "other"))
         return {
             "decode_weight_bytes": self._runner.loaded.decode_weight_bytes,
             "kv_bytes_per_token": self._kv_bytes_per_token,
+            "flushed_bytes": None if self._flush is None else self._flush.num_bytes,
+            "overhead": {**seconds, "measuring_share": measuring_s / seconds["wall_s"]},
         }
 
 
-def _samples(row: dict[str, Any], timings: list[StepTiming]) -> list[dict[str, Any]]:
-    """Return the raw samples of a row: each isolated step, and the mean of the back-to-back ones."""
-    point = {
-        name: row[name]
-        for name in ("batch_size", "padded_batch_size", "mode", "graph_backend", "context_len")
-    }
-    timing_kind = "overlapped" if row["overlap"] else "isolated"
-    isolated = [
-        {**point, "timing": timing_kind, "sample": index, **asdict(timing)}
-        for index, timing in enumerate(timings)
-    ]
-    return [*isolated, {**point, "timing": "back_to_back", "sample": 0, "step_ms": row["back_to_back_ms"]}]
-
-
-def _statistics(timings: list[StepTiming], floor_ms: float) -> dict[str, float | None]:
-    """Summarise the samples of a point; everything is None where every block was discarded."""
-    names = (
-        "host_prepare_us_p50",
-        "host_exposed_us_p50",
-        "replay_ms_p50",
-        "step_ms_p50",
-        "step_ms_p99",
-        "rel_std",
-        "rel_iqr",
-        "roofline_fraction",
-    )
-    if not timings:
-        return dict.fromkeys(names)
-    step_ms = np.array([timing.step_ms for timing in timings])
-    p25, p50, p75, p99 = np.percentile(step_ms, (25, 50, 75, 99)).tolist()
-    values = (
-        float(np.median([timing.host_prepare_us for timing in timings])),
-        float(np.median([timing.host_exposed_us for timing in timings])),
-        float(np.median([timing.replay_ms for timing in timings])),
-        p50,
-        p99,
-        float(step_ms.std() / step_ms.mean()),
-        (p75 - p25) / p50,
-        floor_ms / p50,
-    )
-    return dict(zip(names, values, strict=True))
-
-
-def sweep_prefill(
-    runner: ModelRunner, config: MeasureConfig, seed: int, on_row: Callable[[dict[str, Any]], None]
-) -> None:
-    """Measure one prefill chunk of each size in `measure.prefill_tokens`, from an empty cache."""
-    generator = np.random.default_rng(seed)
-    for num_tokens in config.prefill_tokens or prefill_sizes(runner):
-        row = runner.kv.add_request()
-        try:
-            if not runner.kv.extend(row, num_tokens):
-                continue
-            ids = generator.integers(0, runner.vocab_size, num_tokens, dtype=np.int64)
-            batch = extend_batch(runner.kv, [row], [0], [ids])
-            samples = _time_prefill(runner, batch, config)
-        finally:
-            runner.kv.release(row)
-        on_row(
-            {
-                "num_tokens": num_tokens,
-                "context_len": num_tokens,
-                "step_ms_p50": float(np.median(samples)),
-                "num_samples": len(samples),
-                "graph_backend": "none",  # prompts never run by graphs
-            }
+def sweep_warnings(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say what makes the rows of a sweep, in the order of measuring, incomparable with each other."""
+    fall = clock_drift([row["sm_clock_mhz"] for row in rows])
+    if fall is not None:
+        yield (
+            f"SM clock fell from {fall[0]:.0f} to {fall[1]:.0f} MHz during the size sweep: what came later was "
+            "measured on a slower card (sm_clock_mhz in sizes.csv)"
         )
-
-
-def prefill_sizes(runner: ModelRunner) -> list[int]:
-    """Return the chunk sizes to time: powers of four from 16, and the largest chunk that a prompt can fill."""
-    largest = min(runner.config.prefill_chunk_tokens, runner.config.max_seq_len)
-    return sorted({*(size for size in (16, 64, 256, 1024, 4096) if size < largest), largest})
-
-
-def _time_prefill(runner: ModelRunner, batch: ForwardBatch, config: MeasureConfig) -> list[float]:
-    for _ in range(config.num_warmup):
-        runner.forward(batch)
-    samples: list[float] = []
-    rule = StoppingRule(
-        min_samples=config.min_samples, min_time_s=0.0, max_noise=config.max_noise, timeout_s=config.timeout_s
-    )
-    while not rule.done:
-        synchronize(runner.device)
-        start = time.perf_counter()
-        runner.forward(batch).next_token_logits.argmax(dim=-1).cpu()
-        samples.append((time.perf_counter() - start) * 1e3)
-        rule.add(samples[-1])
-    return samples
+    others = max((row["num_other_processes"] or 0 for row in rows), default=0)
+    if others:
+        yield f"{others} other process(es) computed on the GPU during the size sweep; its times are not the model's alone"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from harness.device import synchronize
+from harness.cache_flush import CacheFlush
+from harness.host_clock import Arrival, DeviceWork, Instant
 from runners.stopwatch import create_stopwatch
 from runners.token_reader import PendingTokens, TokenReader
 
@@ -34,26 +35,33 @@ class StepTiming:
 
 
 class StepTimer:
-    """Runs decode steps on `runner` and times them; poison mode is refused in a timed step."""
+    """Runs decode steps on `runner` and times them; poison mode is refused in a timed step.
 
-    def __init__(self, runner: ModelRunner) -> None:
+    A step's time ends when its token ids have been read: see `harness.host_clock`. With `flush` the cache
+    is emptied before each isolated step, outside of its time.
+    """
+
+    def __init__(self, runner: ModelRunner, flush: CacheFlush | None = None) -> None:
         self._runner = runner
+        self._flush = flush
+        self._work = DeviceWork(runner.device)
         self._stopwatch = create_stopwatch(runner.device)
         self._stopwatches = [create_stopwatch(runner.device) for _ in range(3)]
         self._reader = TokenReader(runner.device, runner.config.max_batch_size, num_buffers=3)
 
     def isolated(self, batch: ForwardBatch, plan: StepPlan | None) -> StepTiming:
         """Time one step with nothing else queued on the device."""
-        synchronize(self._runner.device)
+        if self._flush is not None:
+            self._flush()
+        self._work.read()
         self._runner.stopwatch = self._stopwatch
-        start_ns = time.perf_counter_ns()
-        self._reader.enqueue(self._runner.forward(batch, plan=plan)).read()
-        step_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        start = Instant()
+        tokens = Arrival(self._reader.enqueue(self._runner.forward(batch, plan=plan)))
         self._runner.stopwatch = None
         outcome = self._runner.outcome
         assert outcome is not None
         prepare_us = outcome.host_prepare_us
-        return StepTiming(prepare_us, self._stopwatch.elapsed_ms(), step_ms, prepare_us)
+        return StepTiming(prepare_us, self._stopwatch.elapsed_ms(), tokens.ms_since(start), prepare_us)
 
     def overlapped(self, batch: ForwardBatch, plan: StepPlan | None, num_steps: int) -> list[StepTiming]:
         """Time `num_steps` steps in the steady state of two in flight.
@@ -63,22 +71,21 @@ class StepTimer:
         """
         n = batch.batch_size
         fed = replace(batch, token_source=torch.arange(n, dtype=torch.int32))
-        synchronize(self._runner.device)
+        self._work.read()
         timings: list[StepTiming] = []
         pending = self._launch(batch, plan, 0)
-        read_ns = time.perf_counter_ns()
+        before: Arrival[np.ndarray] | None = None
         # The first two fill the pipeline.
         for index in range(1, num_steps + 3):
             prepare_us = self._prepare_us
             following = self._launch(fed, plan, index)
-            pending.read()
-            now_ns, before_ns = time.perf_counter_ns(), read_ns
-            read_ns, pending = now_ns, following
-            if index > 2:
-                stopwatch, before = (self._stopwatches[(index - i) % 3] for i in (1, 2))
-                exposed_us = max(0.0, stopwatch.idle_ms_after(before) * 1e3)
-                step_ms = (now_ns - before_ns) / 1e6
+            tokens, pending = Arrival(pending), following
+            if index > 2 and before is not None:
+                stopwatch, earlier = (self._stopwatches[(index - i) % 3] for i in (1, 2))
+                exposed_us = max(0.0, stopwatch.idle_ms_after(earlier) * 1e3)
+                step_ms = tokens.ms_since(before)
                 timings.append(StepTiming(prepare_us, stopwatch.elapsed_ms(), step_ms, exposed_us))
+            before = tokens
         pending.read()
         return timings
 
@@ -96,9 +103,8 @@ class StepTimer:
         The device never waits for the host to read a token, so this is the pace that a perfect
         overlap of host and device would reach.
         """
-        synchronize(self._runner.device)
-        start_ns = time.perf_counter_ns()
+        self._work.read()
+        start = Instant()
         for _ in range(num_steps):
             pending = self._reader.enqueue(self._runner.forward(batch, plan=plan))
-        pending.read()
-        return (time.perf_counter_ns() - start_ns) / 1e6 / num_steps
+        return Arrival(pending).ms_since(start) / num_steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from harness.forecast import clock_times
 from harness.record import STREAMS
 from harness.scheduler import SchedulerPolicy
 from harness.scheduler_loop import RequestRow, StepRow, run_loop
+from harness.telemetry import Reading, Telemetry, ranges
 from runners.padding import StepCosts
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class ReplayTally:
     reason_steps: Counter[str] = field(default_factory=Counter)
     mode_rows: Counter[str] = field(default_factory=Counter)
     batch_size_steps: Counter[int] = field(default_factory=Counter)
+    #: What the card told during the replay; None without one.
+    telemetry: dict[str, Any] | None = None
 
     def add(self, row: StepRow) -> None:
         self.num_steps += 1
@@ -75,6 +78,7 @@ class ReplayTally:
             "batch_size_steps": {str(size): count for size, count in sorted(self.batch_size_steps.items())},
             "mean_batch_size": self.num_rows / steps if steps else None,
             "padding_waste": (rows - self.num_rows) / rows if rows else None,
+            "telemetry": self.telemetry,
         }
 
 
@@ -102,6 +106,7 @@ def replay_workload(
     config: Config,
     record: JobRecord,
     on_answer: Callable[[], object],
+    telemetry: Telemetry | None = None,
 ) -> tuple[ReplayTally, LatencySummary]:
     """Serve every request once; return what the steps add up to, and the latencies.
 
@@ -109,13 +114,15 @@ def replay_workload(
     """
     policy = SchedulerPolicy(scheduler_limits(config))
     max_in_flight = 2 if config.runner.overlap else 1
-    tally, executor = ReplayTally(), ModelExecutor(runner, config.seed, max_in_flight)
+    card = telemetry or Telemetry.of(runner.device)
+    tally, executor = ReplayTally(), ModelExecutor(runner, config.seed, max_in_flight, card)
+    before_mj = card.energy_mj()
     steps, requests = _Writer(record, "steps"), _Writer(record, "requests")
 
     def on_step(row: StepRow) -> None:
         tally.add(row)
         steps.add({**row, "graph_backend": "none" if row["mode"] == "eager" else runner.graph_backend})
-        executor.look_at_clocks()
+        executor.look_at_card()
 
     def on_request(row: RequestRow) -> None:
         requests.add(row)
@@ -130,7 +137,27 @@ def replay_workload(
         steps.flush()
         requests.flush()
     tally.num_preemptions = policy.num_preemptions
+    if card.is_there:
+        num_tokens = latencies.num_output_tokens
+        tally.telemetry = _telemetry(executor.readings, before_mj, card.energy_mj(), num_tokens)
     return tally, latencies
+
+
+def _telemetry(
+    readings: Sequence[Reading], before_mj: int | None, after_mj: int | None, num_tokens: int
+) -> dict[str, Any]:
+    """Sum up a replay: the range of each figure, how often the card was held, and its energy.
+
+    The energy is the card's own from the first step to the last, idle moments of the host included.
+    """
+    energy_mj = None if before_mj is None or after_mj is None else after_mj - before_mj
+    return {
+        **ranges(readings),
+        "num_looks": len(readings),
+        "num_throttled_looks": sum(bool(reading.is_throttled) for reading in readings),
+        "energy_j": None if energy_mj is None else energy_mj / 1e3,
+        "energy_mj_per_token": energy_mj / num_tokens if energy_mj is not None and num_tokens else None,
+    }
 
 
 def _clock(workload: WorkloadConfig) -> Clock:

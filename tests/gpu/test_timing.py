@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.device import Telemetry
+from harness.cache_flush import CacheFlush
+from harness.energy import energy_of
 from harness.step_timer import StepTimer
+from harness.telemetry import Telemetry
 from runners.forward_batch import ForwardBatch
 from runners.graph_backend import CudaGraph, side_stream
 from runners.model_runner import ModelRunner
@@ -99,12 +101,41 @@ def test_a_step_is_the_replay_and_what_the_host_exposes() -> None:
         assert timing.step_ms <= 1.05 * (timing.replay_ms + timing.host_prepare_us / 1e3)
 
 
-def test_nvml_tells_clocks_and_throttle_reasons(device: torch.device) -> None:
-    telemetry = Telemetry(device)
-    if telemetry.describe()["driver"] is None:
+def test_nvml_tells_clocks_power_and_throttle_reasons(device: torch.device) -> None:
+    telemetry = Telemetry.of(device)
+    if not telemetry.is_there:
         pytest.skip("NVML shows no card here")
     spin(20.0, device)
     reading = telemetry.read()
     torch.cuda.synchronize()
-    assert reading["sm_clock_mhz"] > 0
-    assert isinstance(reading["throttle_reasons"], list)
+    assert reading.sm_clock_mhz and reading.mem_clock_mhz and reading.power_w and reading.temperature_c
+    assert isinstance(reading.throttle_reasons, tuple)
+    assert telemetry.num_other_processes() is not None
+
+
+def test_energy_of_a_spin_is_between_idle_and_the_limit_of_the_card(device: torch.device) -> None:
+    telemetry = Telemetry.of(device)
+    if telemetry.energy_mj() is None:
+        pytest.skip("this card does not count its energy")
+    limit_w = telemetry.describe()["power_limit_w"]
+
+    def run() -> None:
+        spin(10.0, device)
+        torch.cuda.synchronize()
+
+    energy_mj = energy_of(run, telemetry.energy_mj, seconds=0.3)
+    assert energy_mj is not None
+    assert 20 <= energy_mj / 10.0 <= limit_w, "mJ a ms is W"
+
+
+def test_the_cache_flush_writes_more_than_the_l2_cache(device: torch.device) -> None:
+    flush = CacheFlush(device)
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    assert flush.num_bytes == 2 * l2_bytes
+    stopwatch = CudaStopwatch()
+    flush()
+    torch.cuda.synchronize()
+    stopwatch.start()
+    flush()
+    stopwatch.stop()
+    assert flush.num_bytes / (stopwatch.elapsed_ms() / 1e3) < 2e13, "that much was really written"

@@ -186,6 +186,11 @@ def test_all_requests_at_once_is_a_rate() -> None:
             "write compile=default",
         ),
         ({"runner__poison_padding": True}, "runner.poison_padding", "add measure=none workload=none"),
+        (
+            {"measure__flush_cache": True, "runner__overlap": True},
+            "measure.flush_cache",
+            "runner.overlap=false",
+        ),
         ({"measure__batch_sizes": [1, 17]}, "measure.batch_sizes", "17 is over runner.max_batch_size=16"),
         ({"parity__batch_sizes": [17]}, "parity.batch_sizes", "17 is over runner.max_batch_size=16"),
         ({"measure__context_lens": [513]}, "measure.context_lens", "513 is over model.max_seq_len=512"),

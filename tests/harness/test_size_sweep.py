@@ -1,15 +1,30 @@
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from harness.cache_flush import CacheFlush, last_level_cache_bytes
 from harness.parity import parity_batch_sizes, ragged_lengths
+from harness.point_samples import PointSamples
+from harness.prefill_sweep import sweep_prefill
 from harness.record import SAMPLES_SCHEMA, SIZES_COLUMNS
-from harness.size_sweep import SizeSweep, sweep_batch_sizes, sweep_prefill
+from harness.size_sweep import SizeSweep, sweep_batch_sizes, sweep_warnings
+from harness.step_timer import StepTimer, StepTiming
+from harness.telemetry import FIGURES
+from runners.compile_counts import CompileCounts
+from runners.forward_batch import ForwardBatch
 from runners.model_runner import ModelRunner
+from runners.padding import StepPlan
+from tests.harness.fake_nvml import POWER_CAP, FakeNvml, throttled_first
 from tests.harness.tiny import tiny_config, tiny_runner
+
+#: Time enough, and any noise will do.
+QUIET: dict[str, Any] = {"measure.timeout_s": 10.0, "measure.max_noise": 50.0}
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +34,13 @@ def runner() -> Iterator[ModelRunner]:
 
 
 def _sweep(
-    runner: ModelRunner, overrides: dict[str, Any] | None = None, bandwidth: float = 1e10
+    runner: ModelRunner,
+    overrides: dict[str, Any] | None = None,
+    bandwidth: float = 1e10,
+    nvml: FakeNvml | None = None,
 ) -> SizeSweep:
-    return SizeSweep(runner, tiny_config(overrides).measure, seed=0, copy_bandwidth=bandwidth)
+    telemetry = None if nvml is None else nvml.telemetry()
+    return SizeSweep(runner, tiny_config(overrides).measure, 0, bandwidth, telemetry=telemetry)
 
 
 def _run(sweep: SizeSweep) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
@@ -61,31 +80,143 @@ def test_the_unmet_condition_is_named(runner: ModelRunner) -> None:
     assert all("min_samples 100000" in row["unmet_condition"] for row in rows)
 
 
-class _Throttling:
-    """A card that throttles for the first `num_looks` looks."""
-
-    def __init__(self, num_looks: int) -> None:
-        self.num_looks = num_looks
-
-    def throttle_reasons(self) -> list[str]:
-        self.num_looks -= 1
-        return ["hw_thermal_slowdown"] if self.num_looks >= 0 else []
-
-
 def test_samples_of_a_throttled_block_are_discarded_and_counted(runner: ModelRunner) -> None:
-    sweep = _sweep(runner, {"measure.batch_sizes": [2], "measure.timeout_s": 10.0, "measure.max_noise": 50.0})
-    sweep._telemetry = _Throttling(2)  # type: ignore[assignment]
+    sweep = _sweep(runner, QUIET | {"measure.batch_sizes": [2]}, nvml=FakeNvml(throttled_first(2)))
     rows, samples = _run(sweep)
-    assert [row["num_discarded"] for row in rows] == [16, 0]
+    assert [row["num_discarded"] >= 16 for row in rows] == [True, False]
+    assert [row["throttle_reasons"] for row in rows] == ["hw_thermal_slowdown", None]
     assert all(row["num_samples"] == len(group) - 1 for row, group in zip(rows, samples, strict=True))
 
 
 def test_a_point_that_was_throttled_throughout_has_null_figures(runner: ModelRunner) -> None:
-    sweep = _sweep(runner, {"measure.batch_sizes": [2], "measure.timeout_s": 0.02})
-    sweep._telemetry = _Throttling(10**9)  # type: ignore[assignment]
-    rows, _ = _run(sweep)
+    nvml = FakeNvml(throttle_masks=itertools.repeat(POWER_CAP))
+    rows, _ = _run(_sweep(runner, {"measure.batch_sizes": [2], "measure.timeout_s": 0.02}, nvml=nvml))
     assert all(row["step_ms_p50"] is None and row["num_samples"] == 0 for row in rows)
-    assert all(row["unmet_condition"] for row in rows)
+    assert all(row["unmet_condition"] and row["sm_clock_mhz"] is None for row in rows)
+
+
+def test_a_row_holds_what_the_card_told_while_it_was_measured(runner: ModelRunner) -> None:
+    overrides = QUIET | {"measure.batch_sizes": [2], "measure.energy_s": 0.001}
+    rows, _ = _run(_sweep(runner, overrides, nvml=FakeNvml(energy_step_mj=3200, num_processes=2)))
+    for row in rows:
+        told = [row[name] for name in ("sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c")]
+        assert told == [1980, 3201, 412.5, 54]
+        assert row["num_other_processes"] == 1
+        assert row["energy_mj_per_token"] == pytest.approx(3200 / (16 * 2)), (
+            "3.2 J for 16 steps of two tokens"
+        )
+    assert list(sweep_warnings(rows)) == [
+        "1 other process(es) computed on the GPU during the size sweep; its times are not the model's alone"
+    ]
+
+
+def test_without_a_card_telemetry_is_null(runner: ModelRunner) -> None:
+    rows, _ = _run(_sweep(runner))
+    names = (*FIGURES, "energy_mj_per_token", "num_other_processes", "throttle_reasons")
+    assert all(row[name] is None for row in rows for name in names)
+    assert list(sweep_warnings(rows)) == []
+
+
+def test_a_clock_that_falls_during_the_sweep_is_warned_about() -> None:
+    rows = [{"sm_clock_mhz": clock, "num_other_processes": None} for clock in (1980, 1980, 1755)]
+    (warning,) = sweep_warnings(rows)
+    assert warning.startswith("SM clock fell from 1980 to 1755 MHz during the size sweep")
+
+
+class _SlowFirst(StepTimer):
+    """The first calls of each batch size take as long as compiling does."""
+
+    num_slow = 1
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner)
+        self.calls: Counter[tuple[int, str]] = Counter()
+
+    def isolated(self, batch: ForwardBatch, plan: StepPlan | None) -> StepTiming:
+        assert plan is not None
+        self.calls[batch.batch_size, plan.mode] += 1
+        is_slow = self.calls[batch.batch_size, plan.mode] <= self.num_slow
+        return replace(super().isolated(batch, plan), step_ms=9000.0 if is_slow else 1.0)
+
+
+@pytest.mark.parametrize("num_slow", [1, 3])
+@pytest.mark.parametrize("timeout_s", [2e-3, 0.05])
+def test_a_slow_first_call_never_enters_a_sample_however_short_the_time(
+    runner: ModelRunner, num_slow: int, timeout_s: float
+) -> None:
+    sweep = _sweep(runner, {"measure.num_warmup": 0, "measure.timeout_s": timeout_s})
+    sweep._timer = timer = _SlowFirst(runner)
+    timer.num_slow = num_slow
+    _, samples = _run(sweep)
+    isolated = [one["step_ms"] for group in samples for one in group if one["timing"] == "isolated"]
+    assert isolated and set(isolated) == {1.0}
+    assert min(timer.calls.values()) > 3
+
+
+def test_samples_taken_while_something_was_compiled_are_discarded_and_counted(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shape that torch.compile has not seen turns up within the samples of the first point."""
+    counts = itertools.chain([CompileCounts(), CompileCounts(num_recompiles=1)])
+    last = [CompileCounts(num_recompiles=1)]
+    monkeypatch.setattr(
+        type(runner), "compile_counts", property(lambda self: next(counts, last[0])), raising=True
+    )
+    rows, _ = _run(_sweep(runner, QUIET | {"measure.batch_sizes": [2]}))
+    assert [row["num_discarded"] for row in rows] == [8, 0]
+    assert all(row["num_samples"] >= 8 for row in rows)
+
+
+def test_rounds_visit_every_point_in_turn_and_share_its_samples(runner: ModelRunner) -> None:
+    overrides = QUIET | {"measure.rounds": 3, "measure.batch_sizes": [2], "measure.min_samples": 24}
+    visits: list[str] = []
+
+    class Watched(SizeSweep):
+        def _sample(self, samples: PointSamples, batch: ForwardBatch, index: int) -> None:
+            visits.append(samples.point.plan.mode)
+            super()._sample(samples, batch, index)
+
+    sweep = Watched(runner, tiny_config(overrides).measure, 0, 1e10)
+    rows, samples = _run(sweep)
+    assert visits == ["graph", "eager"] * 3
+    for row, group in zip(rows, samples, strict=True):
+        assert Counter(one["round"] for one in group if one["timing"] == "isolated") == {0: 8, 1: 8, 2: 8}
+        assert row["num_samples"] == 24 and row["round_std"] >= 0
+
+
+def test_the_condition_of_a_round_is_named_with_it(runner: ModelRunner) -> None:
+    rows, _ = _run(
+        _sweep(runner, {"measure.rounds": 2, "measure.min_samples": 100_000, "measure.batch_sizes": [2]})
+    )
+    assert all("round 1: " in row["unmet_condition"] for row in rows)
+    assert all("round 2: " in row["unmet_condition"] for row in rows)
+
+
+def test_the_cache_is_flushed_before_each_isolated_step_and_outside_of_its_time(runner: ModelRunner) -> None:
+    flushed: list[int] = []
+
+    class Flush(CacheFlush):
+        def __call__(self) -> None:
+            assert runner.stopwatch is None, "a step is being timed"
+            flushed.append(self.num_bytes)
+            super().__call__()
+
+    sweep = _sweep(runner, QUIET | {"measure.flush_cache": True, "measure.batch_sizes": [2]})
+    assert sweep.describe()["flushed_bytes"] == 2 * last_level_cache_bytes(runner.device)
+    sweep._timer = StepTimer(runner, Flush(runner.device))
+    rows, _ = _run(sweep)
+    assert len(flushed) >= sum(row["num_samples"] for row in rows)
+    assert all(row["flush_cache"] for row in rows)
+
+
+def test_the_wall_time_of_the_sweep_is_accounted_for(runner: ModelRunner) -> None:
+    sweep = _sweep(runner)
+    _run(sweep)
+    overhead = sweep.describe()["overhead"]
+    assert sum(
+        overhead[name] for name in overhead if name not in ("wall_s", "measuring_share")
+    ) == pytest.approx(overhead["wall_s"])
+    assert 0 < overhead["measuring_share"] < 1
 
 
 def test_the_roofline_is_weights_and_cache_over_the_copy_bandwidth(runner: ModelRunner) -> None:

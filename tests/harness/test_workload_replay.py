@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from rich.console import Console
 
 from harness.experiment import run_job
 from harness.progress import Progress
-from harness.record import Status
+from harness.record import JobRecord, Status
 from harness.record_reader import read_bench_serve, read_result, read_stream
-from tests.harness.tiny import tiny_yaml
+from harness.workload.source import load_workload
+from harness.workload_replay import replay_workload
+from tests.harness.fake_nvml import FakeNvml, throttled_first
+from tests.harness.tiny import tiny_config, tiny_runner, tiny_yaml
 
 QUIET = Progress(quiet=True)
 FILES = ("steps.parquet", "requests.parquet", "bench_serve.json")
@@ -146,3 +150,22 @@ def test_a_trace_can_be_brought_to_a_rate(tmp_path: Path) -> None:
     own, at_5 = (read_result(tmp_path / name)["workload"]["statistics"] for name in ("own", "set"))
     assert own["duration_s"] == 540.0
     assert at_5["request_rate"] == pytest.approx(5.0)
+
+
+def test_the_replay_tells_the_range_of_the_card_and_the_energy_of_a_token(tmp_path: Path) -> None:
+    config, nvml = (
+        tiny_config(TRAFFIC),
+        FakeNvml(throttled_first(1), sm_clocks_mhz=itertools.cycle([1980, 1700])),
+    )
+    with tiny_runner(TRAFFIC) as runner, JobRecord(tmp_path) as record:
+        workload = load_workload(config)
+        tally, latencies = replay_workload(runner, workload, config, record, lambda: None, nvml.telemetry())
+    assert tally.telemetry is not None
+    assert tally.telemetry["num_looks"] >= 1 and tally.telemetry["num_throttled_looks"] == 1
+    assert tally.telemetry["power_w"] == {"min": 412.5, "median": 412.5, "max": 412.5}
+    assert tally.telemetry["energy_j"] == 0.5
+    assert tally.telemetry["energy_mj_per_token"] == pytest.approx(500 / latencies.num_output_tokens)
+
+
+def test_without_a_card_the_replay_has_no_telemetry(measured: list[Path]) -> None:
+    assert read_result(measured[0])["workload"]["telemetry"] is None
