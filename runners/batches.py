@@ -24,17 +24,25 @@ def decode_batch(
     All three are `[batch_size]`. `seq_lens` counts the new token; its page must be there already.
     """
     positions = seq_lens.astype(np.int64) - 1
-    lens = torch.from_numpy(seq_lens)
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "input_ids": token_ids,
+        "positions": positions,
+        "req_pool_indices": rows,
+        "seq_lens_cpu": seq_lens,
+        "out_cache_loc": kv.decode_slots(rows, positions),
+    }
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return ForwardBatch(
         forward_mode=ForwardMode.DECODE,
         batch_size=len(rows),
-        input_ids=torch.from_numpy(token_ids),
-        positions=torch.from_numpy(positions),
-        req_pool_indices=torch.from_numpy(rows),
-        seq_lens=lens,
-        seq_lens_cpu=lens,
+        input_ids=tensors["input_ids"],
+        positions=tensors["positions"],
+        req_pool_indices=tensors["req_pool_indices"],
+        seq_lens=tensors["seq_lens_cpu"],
+        seq_lens_cpu=tensors["seq_lens_cpu"],
         seq_lens_sum=int(seq_lens.sum()),
-        out_cache_loc=torch.from_numpy(kv.decode_slots(rows, positions)),
+        out_cache_loc=tensors["out_cache_loc"],
+        arrays={name: (tensors[name], array) for name, array in arrays.items()},
     )
 
 

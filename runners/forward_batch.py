@@ -6,8 +6,11 @@ The names follow SGLang's and pymllm's `ForwardBatch`, so that a reader of eithe
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
 #: Tokens that one request contributes to a decode step. Speculative decoding would raise it.
@@ -59,6 +62,9 @@ class ForwardBatch:
     #: `[batch_size]` int32 on the host, decode only: the row of the *last* step's `next_token_ids` that
     #: a request's id is taken from on the device; -1 where `input_ids` has it. None: `input_ids` has all.
     token_source: torch.Tensor | None = None
+    #: Arrays that tensors of this batch were made from, each beside its tensor, by the field's name: the
+    #: runner need not make them again. One counts only while the field still is that tensor.
+    arrays: Mapping[str, tuple[torch.Tensor, npt.NDArray[Any]]] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

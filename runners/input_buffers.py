@@ -14,15 +14,14 @@ import torch
 from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch, ForwardMode
 from runners.paged_kv import NULL_PAGE, PADDING_ROW
-from runners.staging import CopyFences
+from runners.staging import CopyFences, Upload
 from runners.token_feed import feed_tokens
 
 #: Copies that may be queued before `populate` has to wait for one of them.
 _NUM_STAGING_BUFFERS = 8
 #: The static inputs, in the order of `_layout`; lengths are taken where the host has them.
-_inputs_of: Callable[[ForwardBatch], tuple[torch.Tensor | None, ...]] = attrgetter(
-    "input_ids", "positions", "out_cache_loc", "req_pool_indices", "seq_lens_cpu", "token_source"
-)
+_INPUTS = ("input_ids", "positions", "out_cache_loc", "req_pool_indices", "seq_lens_cpu", "token_source")
+_inputs_of: Callable[[ForwardBatch], tuple[torch.Tensor | None, ...]] = attrgetter(*_INPUTS)
 
 
 @dataclass(frozen=True)
@@ -104,6 +103,7 @@ class InputBuffers:
         self._staging = [
             _StagingBuffer(num_bytes, self._fields, max_bs, on_cuda) for _ in range(_NUM_STAGING_BUFFERS)
         ]
+        self._uploads = [Upload(self.packed, staging.packed) for staging in self._staging]
         self._fences = CopyFences(_NUM_STAGING_BUFFERS, device)
         self._turn = 0
         self._static_batches: dict[int, ForwardBatch] = {}
@@ -149,7 +149,7 @@ class InputBuffers:
         self._turn = self._fences.next_turn()
         staging = self._staging[self._turn]
         on_device = self._write(staging, batch)
-        self.packed.copy_(staging.packed, non_blocking=True)
+        self._uploads[self._turn].queue()
         for name, source in on_device:
             self._copy_on_device(name, source)
         if batch.token_source is not None:
@@ -162,19 +162,19 @@ class InputBuffers:
 
     def _write(self, staging: _StagingBuffer, batch: ForwardBatch) -> list[tuple[str, torch.Tensor]]:
         """Write host inputs and padding rows to the image; return the inputs that are on the device."""
-        n, stale = batch.batch_size, staging.num_rows
+        n, stale, known = batch.batch_size, staging.num_rows, batch.arrays
         staging.num_rows = max(n, stale)  # until all of it is written
         on_device = []
-        for (name, rows, fill), source in zip(staging.columns, _inputs_of(batch), strict=True):
+        for (name, rows, fill), field, source in zip(
+            staging.columns, _INPUTS, _inputs_of(batch), strict=True
+        ):
+            made_from = known.get(field)
             if source is None:  # no token comes from the last step
                 rows[:n] = fill
+            elif made_from is not None and made_from[0] is source:
+                _write_rows(name, rows, made_from[1], n)
             elif source.is_cpu:
-                values = source.numpy()
-                _check_length(name, len(values), n)
-                if name == "out_cache_loc":
-                    np.maximum(values, NULL_PAGE, out=rows[:n])
-                else:
-                    rows[:n] = values
+                _write_rows(name, rows, source.numpy(), n)
             else:
                 _check_length(name, source.shape[0], n)
                 on_device.append((name, source))
@@ -226,6 +226,14 @@ class InputBuffers:
             seq_lens_sum=num_rows * self.seq_len_fill_value,
             out_cache_loc=self.out_cache_loc[:num_rows],
         )
+
+
+def _write_rows(name: str, rows: npt.NDArray[Any], values: npt.NDArray[Any], batch_size: int) -> None:
+    _check_length(name, len(values), batch_size)
+    if name == "out_cache_loc":
+        np.maximum(values, NULL_PAGE, out=rows[:batch_size])
+    else:
+        rows[:batch_size] = values
 
 
 def _check_length(name: str, length: int, batch_size: int) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from runners.errors import RunnerError
 from runners.page_pool import NULL_PAGE
-from runners.staging import CopyFences
+from runners.staging import CopyFences, Upload
 
 #: The reserved row of the request table. All its columns are `NULL_PAGE`.
 PADDING_ROW = 0
@@ -115,6 +115,7 @@ class _EntryUploads:
         self._arrays = [tuple(part.numpy() for part in _parts(host)) for host in self._hosts]
         self._target = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._target_parts = _parts(self._target)
+        self._uploads = [Upload(self._target, host) for host in self._hosts]
 
     def upload(
         self, indices: npt.NDArray[np.int64], pages: npt.NDArray[np.int32]
@@ -124,7 +125,7 @@ class _EntryUploads:
         host_indices, host_pages = self._arrays[turn]
         host_indices[:count], host_pages[:count] = indices, pages
         host_indices[count:], host_pages[count:] = 0, NULL_PAGE
-        self._target.copy_(self._hosts[turn], non_blocking=True)
+        self._uploads[turn].queue()
         return self._target_parts
 
 

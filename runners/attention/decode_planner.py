@@ -8,11 +8,9 @@ from typing import Protocol
 
 import torch
 
+from runners.attention.decode_schedule import IntArray, PlanLayout
 from runners.attention.host_pages import HostPages
 from runners.errors import PlanLayoutError
-
-#: What a captured kernel was launched with: sizes, offsets and flags of the plan.
-PlanLayout = tuple[int, ...]
 
 
 class DecodeKernel(Protocol):
@@ -20,6 +18,9 @@ class DecodeKernel(Protocol):
 
     def plan(self, pages: HostPages) -> PlanLayout:
         """Schedule a batch with these pages into the group's workspace."""
+
+    def serves(self, counts: IntArray) -> bool:
+        """Return True if planning these page counts would schedule the same work as the last plan."""
 
     def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """Compute the planned batch."""
@@ -42,6 +43,8 @@ class CapturedSize(DecodeStep):
 
     def reads(self, rows: torch.Tensor, seq_lens: torch.Tensor) -> bool:
         """Return True if these tensors are the ones that the graph reads."""
+        if rows is self.rows and seq_lens is self.seq_lens:
+            return True
         same_rows = self.rows.data_ptr() == rows.data_ptr()
         return same_rows and self.seq_lens.data_ptr() == seq_lens.data_ptr()
 
@@ -50,8 +53,8 @@ class DecodePlanner:
     """Plans eager steps, captures and replays into workspaces that all of them share.
 
     A plan depends on the number of pages of each request and on nothing else that changes. So the last
-    plan is reused if it was made for the same captured size and the same page counts, and nobody has
-    planned into the workspaces since.
+    plan is reused if it was made for the same captured size, nobody has planned into the workspaces since,
+    and the page counts are the same or ones for which every kernel would schedule the same work.
 
     Args:
         make_kernels: returns a kernel per attention group, for a fixed batch size or, with None, for
@@ -109,7 +112,7 @@ class DecodePlanner:
                 f"the graph of size {batch_size} reads other static inputs than those given: pass the tensors "
                 "that it was captured with."
             )
-        self._pages.count(seq_lens_cpu)
+        self._pages.count_static(seq_lens_cpu, batch_size)
         if self._describes(step):
             self.step = step
             self.num_plans_reused += 1
@@ -124,8 +127,17 @@ class DecodePlanner:
             )
 
     def _describes(self, step: CapturedSize) -> bool:
-        """True if the workspaces hold a plan of `step` for exactly the pages' counts."""
-        return self._planned is step and self._planned_counts == self._pages.counts.tobytes()
+        """True if the workspaces hold the plan of `step` that the pages' counts need."""
+        if self._planned is not step:
+            return False
+        counts = self._pages.counts.tobytes()
+        if self._planned_counts == counts:
+            return True
+        self._pages.check()
+        if not all(kernel.serves(self._pages.counts) for kernel in step.kernels):
+            return False
+        self._planned_counts = counts
+        return True
 
     def _plan(self, step: DecodeStep) -> list[PlanLayout]:
         self.forget_plan()  # a plan that fails halfway leaves the workspaces to nobody

@@ -23,10 +23,18 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from runners.attention.base import AttentionGroup
-from runners.attention.decode_planner import PlanLayout
+from runners.attention.decode_schedule import (
+    TENSOR_CORE_PLAN,
+    DecodeSchedule,
+    IntArray,
+    PlanLayout,
+    SplitRule,
+    read_plan,
+)
 from runners.attention.flashinfer_workspace import PlanStaging, Workspace
 from runners.attention.host_pages import HostPages
 from runners.attention.page_indices import PageIndices
@@ -127,7 +135,7 @@ class FlashInfer:
         return PlanStaging(0, 1, workspace.int_buffer.device)
 
 
-class _Wrapper:
+class Wrapper:
     """A FlashInfer wrapper on a shared workspace."""
 
     def __init__(self, library: FlashInfer, wrapper: Any, shape: KernelShape, workspace: Workspace) -> None:
@@ -145,7 +153,7 @@ class _Wrapper:
         if not self._shares_staging:
             self._staging.settle()  # its only buffer: the next plan waits for this copy, and for no more
 
-    def _stage_first(self, plan: Callable[[], None]) -> None:
+    def stage_first(self, plan: Callable[[], None]) -> None:
         """As `_stage`, for a plan that may load or compile the kernel."""
         try:
             self._stage(plan)
@@ -204,7 +212,7 @@ def _is_like(argument: Any, lens: torch.Tensor) -> bool:
     )
 
 
-class DecodeWrapper(_Wrapper):
+class DecodeWrapper(Wrapper):
     """Plans and runs the decode attention of one group.
 
     Args:
@@ -228,6 +236,7 @@ class DecodeWrapper(_Wrapper):
     ) -> None:
         self._pages = pages
         self._batch_size = batch_size
+        self._use_tensor_cores = use_tensor_cores
         buffers: dict[str, Any] = {}
         if batch_size is not None:
             buffers = {
@@ -255,6 +264,9 @@ class DecodeWrapper(_Wrapper):
             **shape.options(),
         }
         self._is_planned = False
+        self._schedule: DecodeSchedule | None = None
+        self._planned_in: torch.Tensor | None = None
+        self._planned_counts = np.zeros(0, dtype=np.int32)
         self._plan_call: _PlanCall | None = None
         self._fast_plan: Callable[..., None] | None = None
         if library.uses_private_parts:
@@ -267,13 +279,45 @@ class DecodeWrapper(_Wrapper):
 
         The first plan is a public one: it loads the kernel.
         """
+        self._schedule = None
         if self._plan_call is not None:
-            self._wrapper._plan_info = self._plan_call(self._staging.acquire())
+            self._planned_in = self._staging.acquire()
+            self._wrapper._plan_info = self._plan_call(self._planned_in)
         elif self._is_planned and self._fast_plan is not None:
             self._stage(functools.partial(self._plan_fast, self._fast_plan, pages))
+            self._planned_in = self._shared_pinned()
         else:
-            self._stage_first(functools.partial(self._plan_public, pages))
+            self.stage_first(functools.partial(self._plan_public, pages))
             self._is_planned = True
+            self._planned_in = self._shared_pinned()
+        self._planned_counts = pages.counts.copy()
+        return self._layout()
+
+    def serves(self, counts: IntArray) -> bool:
+        """Return True if planning these page counts would schedule the same work as the last plan."""
+        if self._schedule is None and self._planned_in is not None:
+            arrays = read_plan(self._layout(), self._planned_in, len(counts))
+            if arrays is not None:
+                self._schedule = DecodeSchedule.make(self._split_rule(), arrays, self._planned_counts)
+            self._planned_in = None  # once a plan; a schedule that cannot be made is not tried again
+        return self._schedule is not None and self._schedule.serves(counts)
+
+    def _shared_pinned(self) -> torch.Tensor | None:
+        """What the plan just made was written to, if we know that; eager plans are not kept."""
+        if not self._shares_staging or self._batch_size is None:
+            return None
+        pinned: torch.Tensor = self._wrapper._pin_memory_int_workspace_buffer
+        return pinned
+
+    def _split_rule(self) -> SplitRule:
+        layout, window = self._layout(), self.shape.group.sliding_window
+        max_pages = None
+        if window is not None and self._use_tensor_cores:
+            tokens = window - 1 + layout[TENSOR_CORE_PLAN.query_tile]
+            max_pages = -(-tokens // self.shape.page_size)
+        return SplitRule(self.shape.page_size, layout[0], max_pages)
+
+    def _layout(self) -> PlanLayout:
         return tuple(getattr(self._wrapper, "_plan_info", None) or ())
 
     def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
@@ -304,82 +348,3 @@ class DecodeWrapper(_Wrapper):
         # A graph's index buffer is static, and an empty list keeps plan() from copying it onto itself.
         indices = self._pages.indices if self._batch_size is None else self._pages.indices[:0]
         self._wrapper.plan(pages.indptr, indices, pages.last_page_len, **self._constants)
-
-
-class PagedPrefillWrapper(_Wrapper):
-    """Plans and runs causal prefill over the pages: chunks, and prompts with a cached prefix."""
-
-    def __init__(
-        self,
-        library: FlashInfer,
-        shape: KernelShape,
-        workspace: Workspace,
-        pages: PageIndices,
-        kernel: PrefillKernel,
-    ) -> None:
-        wrapper = library.package.BatchPrefillWithPagedKVCacheWrapper(
-            workspace.float_buffer, "NHD", backend=kernel
-        )
-        super().__init__(library, wrapper, shape, workspace)
-        self._pages = pages
-
-    def plan(self, qo_indptr: torch.Tensor, pages: HostPages) -> None:
-        """Schedule a batch whose request `i` brings the tokens `qo_indptr[i] : qo_indptr[i + 1]`.
-
-        `qo_indptr` is `[batch_size + 1]` int32 on the host.
-        """
-        group = self.shape.group
-        self._stage_first(
-            functools.partial(
-                self._wrapper.plan,
-                qo_indptr,
-                pages.indptr,
-                self._pages.indices,
-                pages.last_page_len,
-                group.num_qo_heads,
-                group.num_kv_heads,
-                group.head_dim,
-                self.shape.page_size,
-                causal=True,
-                **self.shape.options(),
-            )
-        )
-
-    def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-        """Return the attention of `q` `[num_tokens, num_qo_heads, head_dim]` over the planned pages."""
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._wrapper.run(q, (k_cache, v_cache), out=out)
-        return out
-
-
-class RaggedPrefillWrapper(_Wrapper):
-    """Plans and runs causal prefill of whole prompts, straight from their keys and values."""
-
-    def __init__(
-        self, library: FlashInfer, shape: KernelShape, workspace: Workspace, kernel: PrefillKernel
-    ) -> None:
-        wrapper = library.package.BatchPrefillWithRaggedKVCacheWrapper(
-            workspace.float_buffer, "NHD", backend=kernel
-        )
-        super().__init__(library, wrapper, shape, workspace)
-
-    def plan(self, qo_indptr: torch.Tensor) -> None:
-        """Schedule prompts of these lengths; `qo_indptr` is `[batch_size + 1]` int32 on the host."""
-        group = self.shape.group
-        self._stage_first(
-            functools.partial(
-                self._wrapper.plan,
-                qo_indptr,
-                qo_indptr,
-                group.num_qo_heads,
-                group.num_kv_heads,
-                group.head_dim,
-                causal=True,
-                **self.shape.options(),
-            )
-        )
-
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Return the attention of `q` over `k` and `v` `[num_tokens, num_kv_heads, head_dim]`."""
-        out: torch.Tensor = self._wrapper.run(q, k, v)
-        return out

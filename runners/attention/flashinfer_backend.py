@@ -3,8 +3,8 @@
 The host plans each step from host lengths: how the work is split over the SMs. What the kernels read
 besides the plan, the page lists with their offsets and last-page lengths, is written on the device by
 the first layer of each forward pass, from the static inputs, and so is captured with it. A replay thus
-costs the host one FlashInfer plan a group, with one queued copy, and nothing while no request enters
-a new page: a plan depends on page counts only.
+costs the host one FlashInfer plan a group, with one queued copy, and none while a plan of the present
+page counts would schedule what the last one did (`decode_schedule`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from runners.attention.flashinfer_adapter import (
     FlashInfer,
     KernelShape,
     MissingKernelError,
-    PagedPrefillWrapper,
     PrefillKernel,
-    RaggedPrefillWrapper,
 )
+from runners.attention.flashinfer_prefill import PagedPrefillWrapper, RaggedPrefillWrapper
 from runners.attention.flashinfer_support import (
     PrefillChoice,
     TensorCores,
@@ -216,8 +215,7 @@ class FlashInferAttentionBackend(AttentionBackend):
         forward_mode: ForwardMode,
         seq_lens_cpu: torch.Tensor,
     ) -> None:
-        lens = seq_lens_cpu if seq_lens_cpu.shape[0] == bs else seq_lens_cpu[:bs]
-        self.decode.plan_replay(bs, req_pool_indices, seq_lens, lens)
+        self.decode.plan_replay(bs, req_pool_indices, seq_lens, seq_lens_cpu)
 
     def _plan_extend(self, batch: ForwardBatch) -> _ExtendStep:
         assert batch.extend_seq_lens_cpu is not None, "a prefill step says how many tokens are new"

@@ -9,6 +9,8 @@ import torch
 from runners.errors import PlanLayoutError
 
 IntArray = npt.NDArray[np.int32]
+#: A host image of the inputs for each of a few turns, in each captured size.
+_MAX_KNOWN_LENS = 1024
 
 
 class HostPages:
@@ -41,6 +43,10 @@ class HostPages:
         self._count_array: IntArray = np.zeros(max_batch_size, dtype=np.int32)
         self.counts = self._count_array[:0]
         self._lens = self._count_array[:0]
+        #: Divides by the page size; None where no shift does.
+        self._shift = page_size.bit_length() - 1 if page_size.bit_count() == 1 else None
+        #: Host lengths that come again and again, and their arrays: making one costs more than counting.
+        self._known_lens: dict[int, tuple[torch.Tensor, IntArray]] = {}
         self._views: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     @property
@@ -62,25 +68,45 @@ class HostPages:
 
     def count(self, seq_lens_cpu: torch.Tensor) -> None:
         """Count the pages of requests with these lengths, `[batch_size]` int32, each at least 1."""
-        self._lens = seq_lens_cpu.numpy()
-        n = self.batch_size = len(self._lens)
+        self._count(seq_lens_cpu.numpy())
+
+    def count_static(self, seq_lens_cpu: torch.Tensor, batch_size: int) -> None:
+        """As `count`, of the first `batch_size` lengths of a tensor that later steps will bring again."""
+        key = id(seq_lens_cpu)
+        if key not in self._known_lens:
+            self._known_lens[key] = (seq_lens_cpu, seq_lens_cpu.numpy())
+            if len(self._known_lens) > _MAX_KNOWN_LENS:
+                self._known_lens.pop(next(iter(self._known_lens)))
+        self._count(self._known_lens[key][1][:batch_size])
+
+    def _count(self, lens: IntArray) -> None:
+        self._lens = lens
+        n = self.batch_size = len(lens)
         self.counts = counts = self._count_array[:n]
-        np.add(self._lens, self.page_size - 1, out=counts)
-        np.floor_divide(counts, self.page_size, out=counts)
+        np.add(lens, self.page_size - 1, out=counts)
+        if self._shift is None:
+            np.floor_divide(counts, self.page_size, out=counts)
+        else:
+            np.right_shift(counts, self._shift, out=counts)
 
     def lay_out(self) -> None:
         """Work out `indptr` and the others for the requests just counted, in place.
 
         Raises PlanLayoutError for a request longer than the page table is wide.
         """
+        self.check()
+        n, counts = self.batch_size, self.counts
+        np.add.accumulate(counts, out=self._indptr_array[1 : n + 1])
+        self._lens_array[:n] = self._lens
+
+    def check(self) -> None:
+        """Raise PlanLayoutError for a request longer than the page table is wide."""
         n, counts = self.batch_size, self.counts
         if n and np.maximum.reduce(counts) > self.max_pages:
             raise PlanLayoutError(
                 f"a request has {self._lens.max()} tokens, but the page table holds at most "
                 f"{self.max_pages * self.page_size}: raise model.max_seq_len."
             )
-        np.add.accumulate(counts, out=self._indptr_array[1 : n + 1])
-        self._lens_array[:n] = self._lens
 
     def _batch_views(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         n = self.batch_size

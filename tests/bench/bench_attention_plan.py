@@ -1,7 +1,8 @@
 """Host time of a FlashInfer decode plan, per batch size: `python -m tests.bench.bench_attention_plan`.
 
-Prints a JSON line for each batch size, page size and kind of kernel: the median over replays that needed
-a plan, and over replays that reused the last one. Needs a CUDA device and FlashInfer.
+Prints a JSON line for each batch size, page size and kind of kernel: the median over replays that had to
+plan, over replays of growing requests, which plan where their chunks change, and over replays of the same
+page counts. Needs a CUDA device and FlashInfer.
 """
 
 from __future__ import annotations
@@ -30,9 +31,8 @@ def main() -> None:
         for page_size in (1, 16):
             backend, buffers = build(AttentionGroup(*heads, 128, sm_scale=128**-0.5), page_size, device)
             for batch_size in BATCH_SIZES:
-                planned, reused = measure(backend, buffers, batch_size, page_size)
                 row = {"kernel": name, "page_size": page_size, "batch_size": batch_size}
-                print(json.dumps({**row, "plan_us_p50": planned, "reuse_us_p50": reused}), flush=True)
+                print(json.dumps({**row, **measure(backend, buffers, batch_size)}), flush=True)
 
 
 def build(
@@ -52,10 +52,8 @@ def build(
     return FlashInferAttentionBackend([group], kv, **limits), InputBuffers(max(BATCH_SIZES), 1, device)
 
 
-def measure(
-    backend: FlashInferAttentionBackend, buffers: InputBuffers, batch_size: int, page_size: int
-) -> tuple[float, float]:
-    """Return the median µs of a replay's plan, when page counts change and when they do not."""
+def measure(backend: FlashInferAttentionBackend, buffers: InputBuffers, batch_size: int) -> dict[str, float]:
+    """Return the median µs of a replay's plan: made anew, of growing requests, of the same page counts."""
     static = buffers.static_batch(batch_size)
     rows, lens = static.req_pool_indices, static.seq_lens
     decode = ForwardMode.DECODE
@@ -65,11 +63,19 @@ def measure(
     def plan() -> None:
         backend.init_forward_metadata_replay_cuda_graph(batch_size, rows, lens, 0, decode, host_lens)
 
-    def grow_and_plan() -> None:
-        host_lens[0] = host_lens[0] % 1024 + page_size
+    def plan_anew() -> None:
+        backend.decode.forget_plan()
         plan()
 
-    return median_us(grow_and_plan), median_us(plan)
+    def grow_and_plan() -> None:
+        host_lens.add_(1)
+        plan()
+
+    return {
+        "plan_us_p50": median_us(plan_anew),
+        "growing_us_p50": median_us(grow_and_plan),
+        "reuse_us_p50": median_us(plan),
+    }
 
 
 def median_us(step: Callable[[], None]) -> float:

@@ -27,7 +27,8 @@ import numpy as np
 import torch
 
 from runners import model_runner
-from runners.attention.decode_planner import DecodeKernel, DecodePlanner, PlanLayout
+from runners.attention.decode_planner import DecodeKernel, DecodePlanner
+from runners.attention.decode_schedule import DecodeSchedule, IntArray, PlanArrays, PlanLayout, SplitRule
 from runners.attention.flashinfer_workspace import PlanStaging
 from runners.attention.host_pages import HostPages
 from runners.attention.torch_backend import TorchAttentionBackend
@@ -45,6 +46,8 @@ WAITS_MS = (0, 4, 9)
 CYCLES_PER_MS = 1_980_000
 #: More than the second-level cache of a host holds, and much of the third.
 COLD_BYTES = 32 * 2**20
+#: Chunks that fit the grid of the decode kernel of 8 key heads.
+NUM_CHUNKS = 148
 
 
 def main() -> None:
@@ -95,7 +98,10 @@ class Requests:
 
 
 class StubKernel:
-    """A decode wrapper whose C++ planner does nothing; it hands over what FlashInfer's would take."""
+    """A decode wrapper whose C++ planner does nothing; it is handed what FlashInfer's would take.
+
+    Its plans are those of 132 multiprocessors with nine blocks each: from 149 requests on none is split.
+    """
 
     def __init__(self, batch_size: int | None, staging: PlanStaging, pages: HostPages) -> None:
         self._staging = staging
@@ -107,13 +113,34 @@ class StubKernel:
 
     def plan(self, pages: HostPages) -> PlanLayout:
         self._args[2] = self._staging.acquire()
+        self._schedule: DecodeSchedule | None = None
+        self._counts = pages.counts.copy()
         return tuple(self._plan(*self._args))
+
+    def serves(self, counts: IntArray) -> bool:
+        if self._schedule is None:
+            rule = SplitRule(16, NUM_CHUNKS)
+            self._schedule = DecodeSchedule.make(rule, planned(rule, self._counts), self._counts)
+            assert self._schedule is not None
+        return self._schedule.serves(counts)
 
     def _plan(self, *args: Any) -> PlanLayout:
         return self._layout
 
     def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         return q
+
+
+def planned(rule: SplitRule, counts: IntArray) -> PlanArrays:
+    """Return what FlashInfer's planner would write."""
+    whole = np.arange(len(counts) + 1, dtype=np.int32)
+    if len(counts) >= NUM_CHUNKS:
+        return PlanArrays(False, 0, whole)
+    chunk = rule.min_chunk_pages
+    while (-(-counts // chunk)).sum() > NUM_CHUNKS:
+        chunk += 1
+    whole[1:] = np.cumsum(-(-counts // chunk))
+    return PlanArrays(True, chunk * rule.page_size, whole)
 
 
 class StubBackend(TorchAttentionBackend):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from runners.attention.kv_write import write_kv, write_kv_torch
 from runners.attention.page_indices import PageIndices, write_page_indices, write_page_indices_torch
 from runners.forward_batch import ForwardMode
 from runners.paged_kv import PagedKV
+from runners.staging import Upload
 from tests.gpu.attention_rig import AttentionRig
 
 #: bfloat16 outputs are rounded to 2^-9 of their size; the kernels were seen within 0.003 of float32.
@@ -146,15 +148,60 @@ def test_a_replay_after_prefill_and_eager_decode_finds_its_own_plan(device: torc
         assert rig.run_eager(other) < TOLERANCE
 
 
-def test_a_plan_is_reused_within_a_page_and_the_result_still_moves_on(device: torch.device) -> None:
-    rig = AttentionRig(device, [group()], page_size=16)
+@pytest.mark.parametrize("tensor_cores", ["never", "always"])
+def test_a_plan_is_kept_while_no_request_needs_another_chunk(device: torch.device, tensor_cores: str) -> None:
+    """A chunk is 128 tokens at least, so the plan of the capture serves the first replays too."""
+    rig = AttentionRig(device, [group()], page_size=16, use_tensor_cores=tensor_cores)
     rig.capture(2)
-    rows = rig.start(16, 32)
-    for _ in range(16):
+    rows = rig.start(15, 100)
+    for _ in range(28):
         assert rig.check_replay(rig.batch(rows), size=2) < TOLERANCE
-    assert (rig.backend.decode.num_plans, rig.backend.decode.num_plans_reused) == (1, 15)
+    assert (rig.backend.decode.num_plans, rig.backend.decode.num_plans_reused) == (0, 28)
     assert rig.check_replay(rig.batch(rows), size=2) < TOLERANCE
-    assert rig.backend.decode.num_plans == 2
+    assert rig.backend.decode.num_plans == 1
+
+
+@pytest.mark.parametrize("tensor_cores", ["never", "always"])
+def test_a_kept_plan_is_the_plan_that_would_be_made(device: torch.device, tensor_cores: str) -> None:
+    """The outputs under a kept plan are those under a fresh one, bit for bit, over many page edges."""
+    rig = AttentionRig(device, [group()], page_size=16, max_batch_size=64, use_tensor_cores=tensor_cores)
+    rig.capture(64)
+    rows = rig.start(*np.random.default_rng(0).integers(1, 900, 64).tolist())
+    for _ in range(40):
+        batch = rig.batch(rows)
+        kept = [out.clone() for out in rig.replay(batch, size=64)]
+        rig.backend.decode.forget_plan()
+        fresh = rig.replay(batch, size=64)
+        assert all(torch.equal(a, b) for a, b in zip(kept, fresh, strict=True))
+    assert rig.backend.decode.num_plans_reused > 10
+
+
+def test_a_batch_too_large_to_split_is_planned_once(device: torch.device) -> None:
+    """One chunk a request whatever the lengths: the grid is full."""
+    rig = AttentionRig(device, [group()], page_size=16, max_batch_size=256, max_seq_len=256)
+    rig.capture(256)
+    rows = rig.start(*np.random.default_rng(0).integers(1, 200, 256).tolist())
+    for _ in range(20):
+        assert rig.check_replay(rig.batch(rows), size=256) < TOLERANCE
+    assert rig.backend.decode.num_plans == 0
+
+
+def test_the_driver_copies_what_torch_copies(device: torch.device) -> None:
+    source = torch.randint(0, 256, (10_240,), dtype=torch.uint8).pin_memory()
+    target = torch.zeros(10_240, dtype=torch.uint8, device=device)
+    upload = Upload(target, source)
+    assert upload._copy is not None
+    for _ in range(2):
+        torch.cuda._sleep(10_000_000)  # ordered behind what the stream is doing
+        target.zero_()
+        with no_syncs():
+            upload.queue()
+        assert torch.equal(target.cpu(), source)
+        torch.cuda.synchronize()
+        source.add_(1)
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        upload.queue()
+        assert torch.equal(target.cpu(), source)
 
 
 def test_plans_queued_behind_a_busy_device_do_not_spoil_each_other(device: torch.device) -> None:

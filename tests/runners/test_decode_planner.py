@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.attention.decode_planner import DecodeKernel, DecodePlanner, PlanLayout
+from runners.attention.decode_planner import DecodeKernel, DecodePlanner
+from runners.attention.decode_schedule import IntArray, PlanLayout
 from runners.attention.host_pages import HostPages
 from runners.errors import PlanLayoutError
 
@@ -33,12 +34,18 @@ class Kernel:
         self.batch_size = batch_size
         self.extra_layout: PlanLayout = ()
         self.fails = False
+        self.chunk = 1
 
     def plan(self, pages: HostPages) -> PlanLayout:
         if self.fails:
             raise RuntimeError("no plan")
         self.workspace.owner, self.workspace.page_counts = self, pages.counts.tolist()
         return (self.batch_size or pages.batch_size, 1, *self.extra_layout)
+
+    def serves(self, counts: IntArray) -> bool:
+        """Schedules whole chunks of `chunk` pages, as FlashInfer does."""
+        chunks = [-(-count // self.chunk) for count in self.workspace.page_counts]
+        return chunks == [-(-count // self.chunk) for count in counts.tolist()]
 
     def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         return q
@@ -81,6 +88,36 @@ def test_the_plan_is_kept_while_no_request_enters_a_new_page() -> None:
     bench.replay(33, 5)
     assert bench.planner.num_plans == 2
     bench.assert_workspaces_describe(33, 5)
+
+
+def test_the_plan_is_kept_across_page_edges_while_every_kernel_would_plan_the_same() -> None:
+    bench = Bench()
+    bench.replay(17, 5)
+    for kernel in bench.kernels():
+        kernel.chunk = 4
+    for length in range(18, 65):
+        bench.replay(length, 5)
+    assert bench.planner.num_plans == 1
+    bench.replay(65, 5)
+    assert bench.planner.num_plans == 2
+    bench.assert_workspaces_describe(65, 5)
+
+
+def test_one_kernel_that_would_plan_otherwise_is_enough_for_a_new_plan() -> None:
+    bench = Bench()
+    bench.replay(16, 5)
+    bench.kernels()[0].chunk = 4
+    bench.replay(17, 5)
+    assert bench.planner.num_plans == 2
+
+
+def test_a_kept_plan_still_refuses_a_request_longer_than_the_page_table() -> None:
+    bench = Bench()
+    bench.replay(250, 5)
+    for kernel in bench.kernels():
+        kernel.chunk = 100
+    with pytest.raises(PlanLayoutError, match="257 tokens"):
+        bench.replay(257, 5)
 
 
 def test_another_size_takes_the_workspace_and_the_first_plans_again() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from runners.staging import CopyFences
+from runners.staging import CopyFences, Upload
 
 
 class QueuedCopy:
@@ -47,3 +47,12 @@ def test_a_turn_is_settled_once_at_the_latest_when_the_next_begins() -> None:
     assert not events[first].is_queued
     second = made.next_turn()
     assert second == first and events[1 - first].is_queued
+
+
+def test_an_upload_brings_what_the_source_holds_when_it_is_queued() -> None:
+    source, target = torch.arange(8, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
+    upload = Upload(target, source)
+    for _ in range(2):
+        upload.queue()
+        assert torch.equal(target, source)
+        source.add_(1)
