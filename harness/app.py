@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import threading
-import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from harness.cancellation import CancelledError, cancellation_raised
 from harness.compose import config_path, register_resolvers, to_yaml
-from harness.errors import ConfigError, unwritable
+from harness.errors import ConfigError, unwritable, used_folder
 from harness.exit_codes import INTERRUPTED, INVALID, OK, exit_code, sweep_exit_code
 from harness.explain import explain
-from harness.isolation import CONFIG_FILE, conclude, log_failure, run_isolated
+from harness.isolation import CONFIG_FILE, log_failure
 from harness.overrides import FORBIDDEN_KEYS, is_multirun, read_overrides, refuse_foreign_folder
-from harness.record import RESULT_FILE, JobRecord, Status
+from harness.point import PointTask, record_error, run_point, settle_lost
+from harness.record import RESULT_FILE, Status
 from harness.record_reader import read_result
 from harness.schema import check, load_config, register
-from harness.sweep import SWEEP_FILE, SweepTable, failure_table
+from harness.sweep import SWEEP_FILE, Row, SweepFolder, failure_table, has_failed
+from harness.sweep_start import open_sweep
 from harness.terminal import say
 
 if TYPE_CHECKING:
@@ -62,29 +61,40 @@ def run_app(argv: Sequence[str]) -> int:
     register()
     register_resolvers()
     overrides, folders = list(args.overrides), _own_folders(args)  # Hydra adds overrides of its own to these
-    task = Task()
-    with _errors_raised(), _cancellation_raised():
+    task, sweep = Task(), None
+    with _errors_raised(), cancellation_raised():
         try:
+            if _runs_many(args):
+                sweep = open_sweep(args)
+                say(f"sweep: {sweep.folder}")
             # hydra.main would read sys.argv; this is what it calls.
             _run_hydra(args, parser, task, config_path(), "config")
         except KeyboardInterrupt:
             say("interrupted", sys.stderr)
-            task.report()
+            task.report(sweep)
             return INTERRUPTED
         except Exception as error:
-            explained = _explained(error, overrides, folders, task)
+            has_begun = task.status is not None or (sweep is not None and bool(sweep.rows()))
+            if sweep is not None and not has_begun:
+                sweep.discard()
+            explained = _explained(error, overrides, folders, has_begun)
             if explained is None:
                 raise
             raise explained from error
-    return task.report()
+    return task.report(sweep)
+
+
+def _runs_many(args: argparse.Namespace) -> bool:
+    asks_only = args.cfg or args.info or args.shell_completion or args.help or args.hydra_help
+    return not asks_only and is_multirun(args.overrides, args.multirun)
 
 
 def _explained(
-    error: Exception, overrides: Sequence[str], folders: Sequence[Path], task: Task
+    error: Exception, overrides: Sequence[str], folders: Sequence[Path], has_begun: bool
 ) -> ConfigError | None:
     """Return what Hydra raised as a ConfigError; None once a job has started, for then it is a bug."""
     explained = explain(error, overrides, folders)
-    if explained is not None or task.table is not None or task.status is not None:
+    if explained is not None or has_begun:
         return explained
     if isinstance(error, ModuleNotFoundError):
         return None
@@ -112,7 +122,7 @@ def _read_arguments(args: argparse.Namespace) -> None:
             refuse_foreign_folder(option, Path(folder))
     multirun = is_multirun(args.overrides, args.multirun)
     args.overrides = read_overrides(args.overrides, multirun)
-    if not args.cfg and not args.info:
+    if not args.cfg and not args.info and not multirun:
         _refuse_used_folder(args.overrides)
 
 
@@ -124,11 +134,8 @@ def _refuse_used_folder(overrides: Sequence[str]) -> None:
         if not value.strip("'\""):
             raise ConfigError("output_dir", value, "name a folder, or leave it out")
         folder = Path(value.strip("'\""))
-        for name in (RESULT_FILE, SWEEP_FILE):
-            if (folder / name).exists():
-                raise ConfigError(
-                    "output_dir", value, f"holds a {name} already: give another folder or remove it"
-                )
+        if any((folder / name).exists() for name in (RESULT_FILE, SWEEP_FILE)):
+            raise used_folder(value)
 
 
 @contextmanager
@@ -145,34 +152,18 @@ def _errors_raised() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
-@contextmanager
-def _cancellation_raised() -> Iterator[None]:
-    """Make SIGTERM, by which a cluster cancels, an interrupt: the rows are written before the end.
-
-    And SIGINT, which a script's shell makes commands started with `&` ignore: it is how a sweep is ended.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 class Task:
-    """What Hydra calls once a job. Remembers how the jobs ended."""
+    """What Hydra calls once a job. In a sweep it may be pickled and called in another process."""
 
     def __init__(self) -> None:
         self.status: Status | None = None
-        self.table: SweepTable | None = None
         self.error: Exception | None = None
-        self._stopped_by: str | None = None
+        self._is_worker = False
 
-    def __call__(self, cfg: DictConfig) -> str:
+    def __getstate__(self) -> dict[str, Any]:
+        return {"status": None, "error": None, "_is_worker": True}
+
+    def __call__(self, cfg: DictConfig) -> Any:
         """Run one composed job and return its status."""
         from hydra.core.hydra_config import HydraConfig
         from hydra.types import RunMode
@@ -180,69 +171,78 @@ class Task:
         hydra = HydraConfig.get()
         job_dir = Path(hydra.runtime.output_dir)
         if hydra.mode == RunMode.MULTIRUN:
-            return self._run_point(cfg, job_dir, " ".join(_task_overrides(hydra)))
+            return self._run_point(cfg, hydra, job_dir)
         try:
             self.status = _run_here(cfg, job_dir)
         except Exception as error:  # Hydra would print its own line about it first.
             self.error = error
         return str(self.status)
 
-    def _run_point(self, cfg: DictConfig, job_dir: Path, overrides: str) -> str:
+    def _run_point(self, cfg: DictConfig, hydra: Any, job_dir: Path) -> str:
         """Run one point of a sweep; whatever happens to it is a row."""
-        if self.table is None:
-            self.table = SweepTable(job_dir.parent)
-            say(f"sweep: {self.table.folder}")
-        started = time.monotonic()
-        say(f"[{job_dir.name}] {overrides}")
+        register_resolvers()
+        task = _point_task(cfg, hydra, job_dir)
+        say(f"[{job_dir.name}] {task.overrides}")
         try:
-            status = self._isolate(cfg, job_dir)
+            with cancellation_raised():
+                row = run_point(task)
+        except CancelledError:
+            if not self._is_worker:
+                raise
+            return str(Status.INTERRUPTED)  # a cluster cancelled this one job
         except KeyboardInterrupt:
-            conclude(job_dir, Status.INTERRUPTED, "interrupted")
-            self.table.add(job_dir, overrides, time.monotonic() - started)
+            SweepFolder(task.sweep_dir).stop("the sweep was interrupted")
             raise
-        row = self.table.add(job_dir, overrides, time.monotonic() - started)
-        say(f"[{job_dir.name}] {status} after {row['duration_s']:.1f} s")
-        if cfg.sweep.stop_on_first_failure and exit_code(status) != OK and self._stopped_by is None:
-            self._stopped_by = job_dir.name
-        return str(status)
+        say(f"[{job_dir.name}] {_ending(row)}")
+        return str(row["status"])
 
-    def _isolate(self, cfg: DictConfig, job_dir: Path) -> Status:
-        if self._stopped_by is not None:
-            reason = f"job {self._stopped_by} failed and sweep.stop_on_first_failure=true"
-            error = {"kind": "Skipped", "message": reason, "traceback": None}
-            JobRecord(job_dir).update(status=Status.SKIPPED, error=error)
-            return Status.SKIPPED
-        try:
-            config = _prepare(cfg, job_dir)
-            return run_isolated(job_dir, config.job.timeout_s)
-        except ConfigError as error:
-            return _record_invalid(job_dir, error)
-        except Exception as error:
-            return _record_failed(job_dir, error)
-
-    def report(self) -> int:
+    def report(self, sweep: SweepFolder | None) -> int:
         """Print what failed and return the exit code of all that ran; raises what a single job raised."""
         if self.error is not None:
             raise self.error
-        if self.table is not None:
-            failed = self.table.failed()
-            if failed:
-                say(failure_table(failed), sys.stderr)
-            say(f"{len(self.table.rows)} row(s) in {self.table.folder / SWEEP_FILE}")
-            return sweep_exit_code(self.table.statuses)
-        return OK if self.status is None else exit_code(self.status)
+        if sweep is None:
+            return OK if self.status is None else exit_code(self.status)
+        settle_lost(sweep)
+        rows = sweep.rows()
+        failed = [row for row in rows if has_failed(row)]
+        if failed:
+            say(failure_table(failed), sys.stderr)
+        say(f"{len(rows)} row(s) in {sweep.folder / SWEEP_FILE}")
+        return sweep_exit_code(Status(row["status"]) for row in rows)
+
+
+def _point_task(cfg: DictConfig, hydra: Any, job_dir: Path) -> PointTask:
+    sweep_dir = Path(hydra.sweep.dir)
+    if job_dir.parent != sweep_dir:
+        raise ConfigError("hydra.sweep.subdir", hydra.sweep.subdir, "give the name of one folder, without /")
+    try:
+        configuration: str | ConfigError = _resolved(cfg, job_dir, hydra)
+    except ConfigError as error:
+        configuration = error
+    return PointTask(
+        sweep_dir=sweep_dir,
+        job_dir=job_dir,
+        number=int(hydra.job.num),
+        overrides=" ".join(text for text in _task_overrides(hydra) if not text.startswith("sweep.")),
+        configuration=configuration,
+        stops_on_failure=bool(cfg.sweep.stop_on_first_failure),
+    )
+
+
+def _ending(row: Row) -> str:
+    if row["resumed_from"] is not None:
+        return f"{row['status']}, as {row['resumed_from']} found"
+    return f"{row['status']} after {row['duration_s']:.1f} s"
 
 
 def _run_here(cfg: DictConfig, job_dir: Path) -> Status:
     """Run a single job in this process; ConfigError before any weight is loaded."""
     if (job_dir / RESULT_FILE).exists():
-        raise ConfigError(
-            "output_dir", job_dir, f"holds a {RESULT_FILE} already: give another folder or remove it"
-        )
+        raise used_folder(job_dir)
     try:
         _prepare(cfg, job_dir)
     except ConfigError as error:
-        _record_invalid(job_dir, error)
+        record_error(job_dir, Status.INVALID_CONFIG, error)
         raise
     from harness.experiment import run_job
 
@@ -257,7 +257,15 @@ def _prepare(cfg: DictConfig, job_dir: Path) -> Config:
     """Write the job's resolved `config.yaml` and return it, checked."""
     from hydra.core.hydra_config import HydraConfig
 
-    hydra = HydraConfig.get()
+    text = _resolved(cfg, job_dir, HydraConfig.get())
+    (job_dir / CONFIG_FILE).write_text(text, encoding="utf-8")
+    config = load_config(text)
+    check(config)
+    return config
+
+
+def _resolved(cfg: DictConfig, job_dir: Path, hydra: Any) -> str:
+    """Return the job's configuration as YAML, every interpolation resolved; ConfigError if one cannot be."""
     try:
         text = to_yaml(cfg, _filled_in(cfg, job_dir, hydra))
     except Exception as error:
@@ -268,10 +276,7 @@ def _prepare(cfg: DictConfig, job_dir: Path) -> Config:
     for word in FORBIDDEN_KEYS:
         if word in text:
             raise ConfigError(word, "", "a configuration may not name Python objects: remove it")
-    (job_dir / CONFIG_FILE).write_text(text, encoding="utf-8")
-    config = load_config(text)
-    check(config)
-    return config
+    return text
 
 
 def _task_overrides(hydra: Any) -> list[str]:
@@ -292,20 +297,8 @@ def _filled_in(cfg: DictConfig, job_dir: Path, hydra: Any) -> dict[str, Any]:
         "tracking.tags": [*cfg.tracking.tags, *(tag for tag in tags if tag not in cfg.tracking.tags)],
     }
     if hydra.mode == RunMode.MULTIRUN and cfg.tracking.group is None:
-        changes["tracking.group"] = f"{job_dir.parent.parent.name}/{job_dir.parent.name}"
+        changes["tracking.group"] = cfg.sweep.id or f"{job_dir.parent.parent.name}/{job_dir.parent.name}"
     return changes
-
-
-def _record_invalid(job_dir: Path, error: ConfigError) -> Status:
-    details = {"kind": type(error).__name__, "message": str(error), "traceback": None}
-    JobRecord(job_dir).update(status=Status.INVALID_CONFIG, error=details)
-    return Status.INVALID_CONFIG
-
-
-def _record_failed(job_dir: Path, error: Exception) -> Status:
-    details = {"kind": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}
-    JobRecord.attach(job_dir).update(status=Status.FAILED, error=details)
-    return Status.FAILED
 
 
 def _print_failure(job_dir: Path, status: Status) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -44,11 +45,16 @@ def group_names() -> list[str]:
 
 
 def register_resolvers() -> None:
-    """Register `${unique:}`, the part of a folder's name that no other start has, and `${cached_model:NAME}`."""
+    """Register `${start_name:ID}`, the name of a start's folder, and `${cached_model:NAME}`, where its weights lie."""
     from omegaconf import OmegaConf
 
-    OmegaConf.register_new_resolver("unique", lambda: secrets.token_hex(4), use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("start_name", _start_name, use_cache=True, replace=True)
     OmegaConf.register_new_resolver("cached_model", lambda name: str(cached_model(name)), replace=True)
+
+
+def _start_name(sweep_id: str | None) -> str:
+    """Return `sweep_id`, or the time and what no other start has."""
+    return sweep_id or f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(4)}"
 
 
 def compose(overrides: Sequence[str] = ()) -> str:

@@ -8,10 +8,13 @@ import importlib.metadata
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.plain import to_plain
 from harness.record import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from harness.schema import Config, ModelConfig
 
 #: What does not change a measurement: where it is written, published, limited or grouped.
 _LEFT_OUT = ("output_dir", "tracking", "job", "sweep")
@@ -50,6 +53,29 @@ def config_hash(
         "schema_version": SCHEMA_VERSION,
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def expected_hash(config: Config) -> str:
+    """Return the hash that a job of `config` will record here, without torch: the GPU's name is the driver's.
+
+    The commit of a hub model is known to the job only: `cached_commit` says which one it would be.
+    """
+    from harness.nvidia import visible_gpus
+
+    gpus = [] if config.device == "cpu" else visible_gpus()
+    number = config.device.partition(":")[2]
+    index = int(number) if number.isdigit() else 0
+    return config_hash(config, {"device_name": gpus[index].name if index < len(gpus) else None})
+
+
+def cached_commit(model: ModelConfig) -> str | None:
+    """Return the commit of a hub model that lies in the hub's cache here; None if none does, or is needed."""
+    if model.source != "pretrained" or model.path is None or Path(model.path).expanduser().exists():
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model.path, "config.json", revision=model.revision)
+    return Path(found).parent.name if isinstance(found, str) else None
 
 
 def installed_versions() -> dict[str, str | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ def replace_file(path: Path, data: bytes) -> None:
 
     Raises OSError (disk full, no rights) and then leaves the old file as it was.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # On a shared file system another machine may have a process of this very number.
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with draft.open("wb") as file:
             file.write(data)

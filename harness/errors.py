@@ -37,6 +37,13 @@ def unwritable(folder: object, error: OSError) -> ConfigError:
     return ConfigError("output_dir", folder, f"{reason}: give a folder that can be written")
 
 
+def used_folder(folder: object) -> ConfigError:
+    """Return the ConfigError for a job's folder that holds another record."""
+    return ConfigError(
+        "output_dir", folder, "holds a record already: give another folder, or remove what is in it"
+    )
+
+
 def as_written(value: object) -> str:
     """Return `value` as the command line spells it: `[1,2,4]`, `true`, `null`."""
     if value is None:

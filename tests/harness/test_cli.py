@@ -72,6 +72,9 @@ def job_folders() -> list[Path]:
         (["--config-dir", "nowhere"], "--config-dir=nowhere: no such folder"),
         (["--experimental-rerun", "x.pickle"], "not used here"),
         (["output_dir="], "name a folder"),
+        (["-m", "seed=1,2", "sweep.id=a,b"], "sweep.id=a,b: is the same for all jobs"),
+        (["-m", "seed=1,2", "sweep.resume=true"], "which sweep? add sweep.id=NAME, or output_dir=FOLDER"),
+        (["-m", "seed=1,2", "hydra.sweep.subdir=a/b"], "hydra.sweep.subdir=a/b: give the name of one folder"),
         (["hydra/launcher=joblib", "-m"], "hydra/launcher=joblib: not yet available"),
         (["plan", "no-such-folder"], "no-such-folder"),
         (["plam"], "did you mean plan?"),
@@ -101,7 +104,7 @@ def test_a_used_folder_is_not_written_again(capsys: pytest.CaptureFixture[str]) 
     assert main(["seed=-1", "output_dir=mine"]) == 2
     before = Path("mine/result.json").read_bytes()
     assert main(["seed=-2", "output_dir=mine"]) == 2
-    assert "output_dir=mine: holds a result.json already" in capsys.readouterr().err
+    assert "output_dir=mine: holds a record already" in capsys.readouterr().err
     assert Path("mine/result.json").read_bytes() == before
 
 
@@ -166,6 +169,20 @@ def test_jobs_after_the_first_failure_are_skipped_when_asked_for() -> None:
     assert main(["-m", "seed=-1,-2,-3", "sweep.stop_on_first_failure=true", "output_dir=sweep"]) == 1
     with Path("sweep/sweep.csv").open() as file:
         assert [row["status"] for row in csv.DictReader(file)] == ["invalid_config", "skipped", "skipped"]
+
+
+def test_a_named_sweep_is_gone_on_with_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["-m", "seed=-1,-2", "sweep.id=night"]
+    assert main(arguments) == 1
+    before = Path("outputs/night/sweep.csv").read_text()
+    assert main(arguments) == 2
+    assert "add sweep.resume=true" in capsys.readouterr().err
+    assert main([*arguments, "sweep.resume=true"]) == 1
+    with Path("outputs/night/sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["resumed_from"] for row in rows] == [row["job_dir"] for row in rows]
+    assert [row["overrides"] for row in rows] == ["seed=-1", "seed=-2"]
+    assert len(before.splitlines()) == len(rows) + 1
 
 
 def test_two_sweeps_of_one_second_have_folders_of_their_own() -> None:

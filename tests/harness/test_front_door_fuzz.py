@@ -133,7 +133,7 @@ def ends(folder: Path) -> set[str]:
 def test_a_random_line_runs_or_is_refused_with_a_remedy(
     part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("harness.app.run_isolated", _run_here)
+    monkeypatch.setattr("harness.point.run_isolated", _run_here)
     rng = random.Random(part)
     for number in range(_NUM_LINES // _NUM_PARTS):
         folder = tmp_path / str(number)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from harness import isolation
-from harness.app import Task
 from harness.compose import compose
 from harness.isolation import run_child, run_isolated
 from harness.record import JobRecord, Status
@@ -88,22 +87,6 @@ def test_a_real_job_runs_in_its_own_process(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(compose(shortened))
     assert run_isolated(tmp_path) is Status.OK, (tmp_path / "job.log").read_text()
     assert (tmp_path / "capture.csv").exists()
-
-
-def test_the_row_of_an_interrupted_point_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from omegaconf import OmegaConf
-
-    def interrupted(self: Task, cfg: object, job_dir: Path) -> Status:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Task, "_isolate", interrupted)
-    task = Task()
-    (tmp_path / "0").mkdir()
-    with pytest.raises(KeyboardInterrupt):
-        task._run_point(OmegaConf.create({}), tmp_path / "0", "seed=1")
-    assert task.table is not None
-    assert task.table.statuses == [Status.INTERRUPTED]
-    assert "interrupted" in (tmp_path / "sweep.csv").read_text()
 
 
 def test_a_record_that_was_already_final_is_left_alone(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from itertools import islice, product
 from pathlib import Path
 
 from harness.record import Status
-from harness.sweep import SweepTable
+from harness.sweep import Point, SweepFolder, row_of
 from tests.harness.job_folder import BENCH_SERVE, CONFIG, write_job
 
 POLICIES = ("vllm", "sglang", "all", "powers_of_two", "max_only")
@@ -24,7 +24,7 @@ def write_sweep(
 ) -> Path:
     """Record `num_jobs` jobs that vary capture list, padding and seed; those in `failed` ran out of memory."""
     folder.mkdir(parents=True, exist_ok=True)
-    table = SweepTable(folder)
+    sweep = SweepFolder(folder)
     for index, (seed, padding, policy) in enumerate(islice(product(SEEDS, PADDINGS, POLICIES), num_jobs)):
         job_dir = folder / str(index)
         config = CONFIG | {
@@ -38,5 +38,6 @@ def write_sweep(
             if index in failed:
                 error = {"kind": "CaptureOutOfMemoryError", "message": "300 MiB short at size 112"}
                 record.update(status=Status.CAPTURE_OOM, error=error)
-        table.add(job_dir, f"capture={policy} padding={padding} seed={seed}", 60.0)
+        row = row_of(job_dir, f"capture={policy} padding={padding} seed={seed}", 60.0)
+        sweep.put(job_dir, Point(index, None, "", row))
     return folder

@@ -1,0 +1,83 @@
+"""Starts a sweep: settles its folder before the first point, so that every process finds the same one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.compose import config_path
+from harness.errors import ConfigError
+from harness.sweep import SweepFolder
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def open_sweep(args: argparse.Namespace) -> SweepFolder:
+    """Start the sweep that a command line asks for, or go on with it, and write its folder into `args`.
+
+    Raises ConfigError where the folder cannot be had, and what Hydra raises for what does not compose.
+    """
+    _refuse_swept(args.overrides)
+    config = _compose(args)
+    subdir = str(config.hydra.sweep._get_node("subdir")._value())
+    if "/" in subdir.replace("${", "") or subdir in (".", ".."):
+        raise ConfigError("hydra.sweep.subdir", subdir, "give the name of one folder, without /")
+    sweep = SweepFolder(Path(os.path.abspath(config.hydra.sweep.dir)))
+    is_started = sweep.is_started()
+    if config.sweep.resume and not is_started and config.sweep.id is None:
+        raise ConfigError(
+            "sweep.resume",
+            True,
+            "which sweep? add sweep.id=NAME, or output_dir=FOLDER with the folder that holds its sweep.csv",
+        )
+    sweep.open(resume=bool(config.sweep.resume) and is_started)
+    args.overrides.append(f"hydra.sweep.dir={_quoted(sweep.folder)}")
+    return sweep
+
+
+def _refuse_swept(overrides: Sequence[str]) -> None:
+    """Raise ConfigError for a sweep over what all its points share."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser = OverridesParser.create()
+    for text in overrides:
+        override = parser.parse_overrides([text])[0]
+        key = override.key_or_group
+        if (key == "output_dir" or key.startswith("sweep.")) and override.is_sweep_override():
+            raise ConfigError(key, text.partition("=")[2], "is the same for all jobs: give one value")
+
+
+def _compose(args: argparse.Namespace) -> DictConfig:
+    """Return what Hydra composes first for a sweep: the configuration of no point, without what is swept."""
+    from hydra._internal.hydra import Hydra
+    from hydra._internal.utils import create_automatic_config_search_path
+    from hydra.core.config_search_path import SearchPathQuery
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+
+    path = create_automatic_config_search_path(None, None, args.config_path or config_path())
+    if args.config_dir is not None:
+        folder = os.path.abspath(args.config_dir)
+        path.prepend(
+            provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema")
+        )
+    hydra = Hydra.create_main_hydra2(task_name="harness", config_search_path=path)
+    try:
+        return hydra.compose_config(
+            args.config_name or "config",
+            [*args.overrides, "hydra.mode=MULTIRUN"],
+            run_mode=RunMode.MULTIRUN,
+            with_log_configuration=False,
+        )
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def _quoted(path: Path) -> str:
+    """Return a path as the value of an override."""
+    text = str(path).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
