@@ -9,6 +9,7 @@ from harness.capture_list import capture_list
 from harness.scheduler import SchedulerLimits
 from runners.model_runner import RunnerConfig
 from runners.models.loader import ModelSpec
+from runners.sampling import Sampling
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,7 @@ def model_spec(config: Config) -> ModelSpec:
 
 def runner_config(config: Config, device: torch.device) -> RunnerConfig:
     """Return the runner's own configuration; the schema has checked the choices that are cast here."""
-    runner, compile_ = config.runner, config.compile
+    runner, compile_, sampling = config.runner, config.compile, config.sampling
     sizes = capture_list(config).sizes if runner.kind == "cuda_graph" else ()
     return RunnerConfig(
         device=str(device),
@@ -59,6 +60,12 @@ def runner_config(config: Config, device: torch.device) -> RunnerConfig:
         compile_scope=cast(Any, compile_.scope),
         compile_dynamic=compile_.dynamic,
         compile_fullgraph=compile_.fullgraph,
+        sampling=Sampling(
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+            config.seed if sampling.seed is None else sampling.seed,
+        ),
         num_warmup_steps=runner.num_warmup_steps,
     )
 

@@ -44,8 +44,9 @@ class _Sequence:
 class ModelExecutor:
     """An `Executor` over a `ModelRunner`; prompts are random token ids, seeded per request.
 
-    Decoding is greedy. Tokens, rows and pages are kept by request id; a preempted request gives
-    its row and pages back and keeps its tokens, so that its recompute is exact.
+    Tokens are chosen as `config.sampling` says, its random numbers from the start. Tokens, rows and pages are
+    kept by request id; a preempted request gives its row and pages back and keeps its tokens, so that
+    its recompute is exact.
 
     With two steps in flight a step is prepared and launched while the one before runs. A token that the
     host has not read yet goes from that step to this one on the device.
@@ -55,6 +56,7 @@ class ModelExecutor:
         self, runner: ModelRunner, seed: int, max_in_flight: int = 1, telemetry: Telemetry | None = None
     ) -> None:
         self._runner = runner
+        runner.sampler.reset()  # as many steps as the phases before took, these tokens do not depend on it
         self._seed = seed
         self._sequences: dict[int, _Sequence] = {}
         assert max_in_flight in (1, 2), "a token comes from the host or from the step before"

@@ -22,7 +22,7 @@ from runners.padding import StepPlan
 
 if TYPE_CHECKING:
     from harness.schema import ParityConfig
-    from runners.forward_batch import ForwardBatch
+    from runners.forward_batch import ForwardBatch, LogitsProcessorOutput
     from runners.model_runner import ModelRunner
 
 #: Tolerance per dtype, as a fraction of the largest reference logit and as an absolute floor. A bf16
@@ -61,6 +61,9 @@ class ParityCase:
     #: Padded sizes of the parts, and why the step ran so (the words of `runners.padding`).
     sizes: tuple[int, ...] = ()
     plan_reason: str = ""
+    #: Share of rows for which replay and eager at the same padded shape sampled the same token, from the
+    #: same random numbers.
+    sampled_agreement: float = 1.0
 
 
 @dataclass
@@ -94,6 +97,7 @@ class ParityReport:
             "unpadded_max_abs_error": worst("unpadded_max_abs_error"),
             "unpadded_max_rel_error": worst("unpadded_max_rel_error"),
             "top1_agreement": min((case.top1_agreement for case in cases), default=None),
+            "sampled_agreement": min((case.sampled_agreement for case in cases), default=None),
             "min_top2_gap": min((case.min_top2_gap for case in cases), default=None),
             "poisoned": True,
             "cases": [asdict(case) for case in cases],
@@ -206,16 +210,22 @@ def poisoned_padding(runner: ModelRunner) -> Iterator[None]:
 def _compare(runner: ModelRunner, probe: ProbeRequests, batch_size: int, report: ParityReport) -> ParityCase:
     """Run one batch three ways and judge it."""
     batch = probe.decode_batch(batch_size)
-    replayed = runner.forward(batch).next_token_logits.float().cpu().clone()
+    runner.sampler.reset()
+    replayed, replayed_ids = _to_host(runner.forward(batch))
     outcome = runner.outcome
     assert outcome is not None
-    same_shape = torch.cat([_eager(runner, part, size) for part, size in _parts(batch, outcome.sizes)])
-    unpadded = _eager(runner, batch)
+    runner.sampler.reset()
+    parts = [_eager(runner, part, size) for part, size in _parts(batch, outcome.sizes)]
+    same_shape, same_ids = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    unpadded, _ = _eager(runner, batch)
     bitwise = torch.equal(replayed, same_shape)
+    sampled_agreement = (replayed_ids == same_ids).float().mean().item()
     abs_error, rel_error = _errors(replayed, same_shape)
     unpadded_abs, unpadded_rel = _errors(replayed, unpadded)
     agreement, violations, min_gap = _compare_top1(replayed, unpadded, unpadded_abs)
     reason = _judge(replayed, (abs_error, same_shape), (unpadded_abs, unpadded), violations, report)
+    if not reason and bitwise and sampled_agreement < 1:
+        reason = "replay and eager sampled different tokens from the same logits and the same seed"
     return ParityCase(
         batch_size=batch_size,
         padded_batch_size=outcome.padded_batch_size,
@@ -233,13 +243,22 @@ def _compare(runner: ModelRunner, probe: ProbeRequests, batch_size: int, report:
         reason=reason,
         sizes=outcome.sizes,
         plan_reason=outcome.reason,
+        sampled_agreement=sampled_agreement,
     )
 
 
-def _eager(runner: ModelRunner, batch: ForwardBatch, size: int | None = None) -> torch.Tensor:
-    """Return the eager step's logits in float32 on the host, padded to `size` if given."""
+def _eager(
+    runner: ModelRunner, batch: ForwardBatch, size: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `_to_host` does of the eager step, padded to `size` if given."""
     plan = StepPlan("eager", () if size is None else (size,), "forced")
-    return runner.forward(batch, plan=plan).next_token_logits.float().cpu().clone()
+    return _to_host(runner.forward(batch, plan=plan))
+
+
+def _to_host(output: LogitsProcessorOutput) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the step's logits in float32 and its token ids, on the host."""
+    assert output.next_token_ids is not None
+    return output.next_token_logits.float().cpu().clone(), output.next_token_ids.cpu().clone()
 
 
 def _parts(batch: ForwardBatch, sizes: Sequence[int]) -> Iterator[tuple[ForwardBatch, int | None]]:

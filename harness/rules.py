@@ -21,6 +21,7 @@ def check_rules(config: Config) -> None:
     check_model(config)
     check_attention(config)
     check_pool(config)
+    check_sampling(config)
     check_capture(config)
     check_padding(config)
     check_compile(config)
@@ -152,6 +153,21 @@ def check_pool(config: Config) -> None:
             f"{config.model.max_seq_len} take {needed} pages: give {needed} (or null), lower one of the two, or set "
             "attention.overcommit=true to let the scheduler preempt",
         )
+
+
+def check_sampling(config: Config) -> None:
+    """Nothing restricts the choice of a token where there is none."""
+    sampling = config.sampling
+    if sampling.temperature > 0:
+        return
+    for name, chosen in (("top_k", sampling.top_k > 0), ("top_p", sampling.top_p < 1)):
+        if chosen:
+            raise ConfigError(
+                f"sampling.{name}",
+                getattr(sampling, name),
+                "restricts what is sampled, and sampling.temperature=0 takes the largest logit: add "
+                "sampling.temperature=1, or leave it out",
+            )
 
 
 def check_capture(config: Config) -> None:

@@ -80,6 +80,18 @@ class RunnerConfig:
 
 
 @dataclass
+class SamplingConfig:
+    temperature: float = number(0.0, ge=0)
+    """Divides the logits; 0 is greedy: the largest one. Tokens are chosen within the captured step."""
+    top_k: int = number(0, ge=0)
+    """Sample from the `top_k` most likely tokens; 0: from all."""
+    top_p: float = number(1.0, gt=0, le=1)
+    """Sample from the fewest tokens that hold this share of the probability."""
+    seed: int | None = number(None, ge=0, le=2**32 - 1)
+    """Seeds the random numbers; null: `seed`."""
+
+
+@dataclass
 class CaptureConfig:
     policy: str = one_of(
         "vllm",
@@ -278,6 +290,8 @@ class Config:
     """Attention kernels and the KV cache."""
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     """How a step runs."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    """How the next token is chosen."""
     capture: CaptureConfig = field(default_factory=CaptureConfig)
     """Which batch sizes get a graph."""
     padding: PaddingConfig = field(default_factory=PaddingConfig)

@@ -72,6 +72,7 @@ class StepCapturer:
             must not, and the first one tells the shape and dtype of the logits.
         dump_dir: folder for the graphs in DOT, or None.
         head: the module that makes the logits; it writes them to the output buffer if it can.
+        generator: what the steps draw random numbers from, or None.
     """
 
     def __init__(
@@ -81,12 +82,14 @@ class StepCapturer:
         num_warmup_steps: int,
         dump_dir: Path | None = None,
         head: nn.Module | None = None,
+        generator: torch.Generator | None = None,
     ) -> None:
         self._device = device
         self._pool = pool
         self._num_warmup_steps = num_warmup_steps
         self._dump_dir = dump_dir
         self._head = head
+        self._generator = generator
         #: `[largest size, vocab_size]`, made by the first capture.
         self.output: torch.Tensor | None = None
 
@@ -120,7 +123,8 @@ class StepCapturer:
             if logits.data_ptr() != output.data_ptr():
                 output.copy_(logits)
 
-        graph = create_graph(self._device, self._dump_dir and self._dump_dir / f"decode_{size}.dot")
+        dump_path = self._dump_dir and self._dump_dir / f"decode_{size}.dot"
+        graph = create_graph(self._device, dump_path, self._generator)
         graph.capture(step, self._pool)
         self._synchronize()
         captured = time.perf_counter()

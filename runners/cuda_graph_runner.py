@@ -78,7 +78,7 @@ class CudaGraphRunner:
         self.copy_output = config.copy_output
         model_runner.attn_backend.init_cuda_graph_state(self.max_bs, self.max_bs * NUM_TOKENS_PER_BS)
         self.seq_len_fill_value = model_runner.attn_backend.get_cuda_graph_seq_len_fill_value()
-        self.buffers = InputBuffers(self.max_bs, self.seq_len_fill_value, self.device, model_runner.token_ids)
+        self.buffers = InputBuffers(self.max_bs, self.seq_len_fill_value, self.device)
         self.graphs: dict[int, DecodeGraph] = {}
         self.output_buffers: dict[int, LogitsProcessorOutput] = {}
         self.capture_records: list[CaptureRecord] = []
@@ -146,9 +146,8 @@ class CudaGraphRunner:
         runner, config = self.model_runner, self.model_runner.config
         pool = None if self._runs_inductor else acquire_graph_pool(self, self.graph_backend)
         dump_dir = None if config.graph_dump_dir is None else Path(config.graph_dump_dir)
-        capturer = StepCapturer(
-            self.device, pool, config.num_warmup_steps, dump_dir, output_head(runner.model)
-        )
+        head, generator = output_head(runner.model), runner.sampler.generator
+        capturer = StepCapturer(self.device, pool, config.num_warmup_steps, dump_dir, head, generator)
         runner.kv.zero_null_page()
         # What is left of an earlier step would be written into the pages of its requests.
         self.buffers.populate(ForwardBatch.idle())
@@ -161,6 +160,8 @@ class CudaGraphRunner:
                 if runner.on_capture is not None:
                     runner.on_capture(record)
         self._steps = DecodeSteps(self, capturer.output)
+        # The warm-ups drew random numbers too.
+        runner.sampler.reset()
         # The warm-up wrote the null page; what it left must not reach a later step.
         runner.kv.check_null_page()
         runner.kv.zero_null_page()

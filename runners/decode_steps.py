@@ -99,6 +99,8 @@ class DecodeSteps:
             self._poison(size)
         prepare_ns = time.perf_counter_ns() - started
         static = self._graphs.buffers.static_batch(size)
+        if batch.token_source is None:
+            static = replace(static, token_source=None)  # nothing to feed: no kernel for it
         logits = self._runner.compute_timed(static, self._graphs.forward_fn(size))
         self.settle()
         if self._graphs.poison_padding:

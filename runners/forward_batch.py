@@ -59,8 +59,8 @@ class ForwardBatch:
     out_cache_loc: torch.Tensor
     #: New tokens a request, host integers; None in a decode step (one token each).
     extend_seq_lens_cpu: list[int] | None = None
-    #: `[batch_size]` int32 on the host, decode only: the row of the *last* step's `next_token_ids` that
-    #: a request's id is taken from on the device; -1 where `input_ids` has it. None: `input_ids` has all.
+    #: `[batch_size]` int32, decode only: the row of the *last* step's `next_token_ids` that a request's id is
+    #: taken from on the device, within the step; -1 where `input_ids` has it. None: `input_ids` has all.
     token_source: torch.Tensor | None = None
     #: Arrays that tensors of this batch were made from, each beside its tensor, by the field's name: the
     #: runner need not make them again. One counts only while the field still is that tensor.
@@ -115,7 +115,7 @@ class LogitsProcessorOutput:
 
     #: `[batch_size, vocab_size]` in the model's dtype: logits of the token after the last one.
     next_token_logits: torch.Tensor
-    #: `[batch_size]` int64, the greedy choice, computed with the logits (inside the graph if there is one)
+    #: `[batch_size]` int64, the sampled ids, computed with the logits (inside the graph if there is one)
     #: and valid for as long; None when sampling is left to the caller.
     next_token_ids: torch.Tensor | None = None
     #: `[num_tokens, hidden_size]`, or None when not asked for.

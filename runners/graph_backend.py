@@ -69,13 +69,16 @@ class CudaGraph(DecodeGraph):
 
     Args:
         dump_path: where to write the graph in DOT after the capture; None for nowhere.
+        generator: draws new random numbers in each replay, beside the device's default generator.
     """
 
     backend = "cuda"
 
-    def __init__(self, dump_path: Path | None = None) -> None:
+    def __init__(self, dump_path: Path | None = None, generator: torch.Generator | None = None) -> None:
         # keep_graph leaves the cudaGraph_t readable, so that its nodes can be counted and dumped.
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
+        if generator is not None:
+            self._graph.register_generator_state(generator)
         self._dump_path = dump_path
 
     def capture(self, step: Callable[[], None], pool: PoolHandle) -> None:
@@ -115,9 +118,14 @@ class CudaGraph(DecodeGraph):
         self._graph.reset()
 
 
-def create_graph(device: torch.device, dump_path: Path | None = None) -> DecodeGraph:
-    """Return a graph to capture on `device`: a CUDA graph there, an emulated one elsewhere."""
-    return CudaGraph(dump_path) if device.type == "cuda" else EmulatedGraph()
+def create_graph(
+    device: torch.device, dump_path: Path | None = None, generator: torch.Generator | None = None
+) -> DecodeGraph:
+    """Return a graph to capture on `device`: a CUDA graph there, an emulated one elsewhere.
+
+    `generator` is one, on `device`, that the captured function draws from.
+    """
+    return CudaGraph(dump_path, generator) if device.type == "cuda" else EmulatedGraph()
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch, ForwardMode
 from runners.paged_kv import NULL_PAGE, PADDING_ROW
 from runners.staging import CopyFences, Upload
-from runners.token_feed import feed_tokens
 
 #: Copies that may be queued before `populate` has to wait for one of them.
 _NUM_STAGING_BUFFERS = 8
@@ -72,21 +71,13 @@ class InputBuffers:
         max_bs: rows.
         seq_len_fill_value: length of a padding row, as the attention backend declares it.
         device: where the static inputs live.
-        sampled: `[>= max_bs]` int64 on `device`: ids that the last step sampled, for `token_source`.
 
     Attributes:
         input_ids, positions, out_cache_loc: `[max_bs]` int64 on the device.
         req_pool_indices, seq_lens, token_source: `[max_bs]` int32 on the device.
     """
 
-    def __init__(
-        self,
-        max_bs: int,
-        seq_len_fill_value: int,
-        device: torch.device,
-        sampled: torch.Tensor | None = None,
-    ) -> None:
-        self._sampled = sampled
+    def __init__(self, max_bs: int, seq_len_fill_value: int, device: torch.device) -> None:
         self.max_bs = max_bs
         self.seq_len_fill_value = seq_len_fill_value
         self._fields, num_bytes = _layout(max_bs, seq_len_fill_value)
@@ -152,9 +143,6 @@ class InputBuffers:
         self._uploads[self._turn].queue()
         for name, source in on_device:
             self._copy_on_device(name, source)
-        if batch.token_source is not None:
-            assert self._sampled is not None
-            feed_tokens(self.input_ids[:n], self.token_source[:n], self._sampled)
 
     def settle(self) -> None:
         """Note, after a launch, which host image its copy reads. A later `populate` does it otherwise."""
@@ -209,6 +197,8 @@ class InputBuffers:
             )
         prepared = self._view_batch(num_rows, self.first_seq_lens_cpu(num_rows))
         prepared.seq_lens_sum = batch.seq_lens_sum + (num_rows - batch.batch_size) * self.seq_len_fill_value
+        if batch.token_source is None:
+            prepared.token_source = None
         return prepared
 
     def _padding_lens(self, num_rows: int) -> torch.Tensor:
@@ -225,6 +215,7 @@ class InputBuffers:
             seq_lens_cpu=seq_lens_cpu,
             seq_lens_sum=num_rows * self.seq_len_fill_value,
             out_cache_loc=self.out_cache_loc[:num_rows],
+            token_source=self.token_source[:num_rows],
         )
 
 

@@ -24,7 +24,9 @@ from runners.models.loader import bind_kv
 from runners.padding import StepOutcome, StepPlan
 from runners.paged_kv import PagedKV
 from runners.runner_config import RunnerConfig
+from runners.sampling import Sampler
 from runners.stopwatch import Stopwatch
+from runners.token_feed import feed_tokens
 
 if TYPE_CHECKING:
     from runners.compilation import CompiledModel
@@ -50,8 +52,9 @@ class ModelRunner:
         graph_runner: None with kind `eager`.
         outcome: how the last step ran; None before the first.
         stopwatch: set one to time the device region of the next steps (the graphs, or the model's kernels).
-        token_ids: `[max_batch_size]` int64, the greedy choices of the last step, request by request: what
+        token_ids: `[max_batch_size]` int64, the ids that the last step sampled, request by request: what
             `ForwardBatch.token_source` of the next one refers to.
+        sampler: chooses them. Its `reset` begins the sequence of random numbers again.
         tuning: which recipes the fused layers use and why; None for other implementations.
     """
 
@@ -75,6 +78,7 @@ class ModelRunner:
         self.stopwatch: Stopwatch | None = None
         self.graph_runner: CudaGraphRunner | None = None
         self.token_ids = torch.zeros(config.max_batch_size, dtype=torch.int64, device=self.device)
+        self.sampler = Sampler(config.sampling, self.device)
         self.tuning: Tuning | None = None
         self.kv = self._build_kv()
         try:
@@ -94,7 +98,7 @@ class ModelRunner:
                 ),
             )
             fill = self.attn_backend.get_cuda_graph_seq_len_fill_value()
-            self._eager_inputs = InputBuffers(config.max_batch_size, fill, self.device, self.token_ids)
+            self._eager_inputs = InputBuffers(config.max_batch_size, fill, self.device)
             if loaded.implementation == "fused":
                 self._tune(self.model, config)
             if config.kind == "cuda_graph":
@@ -115,6 +119,7 @@ class ModelRunner:
                 self.attn_backend.init_forward_metadata(self._eager_inputs.static_batch(size))
                 self.compute_logits(self._eager_inputs.static_batch(size))
         self.token_ids.zero_()  # the garbage of launches that did not run
+        self.sampler.reset()
         torch.cuda.synchronize(self.device)
         self.tuning.compile_s = time.perf_counter() - started
 
@@ -209,21 +214,24 @@ class ModelRunner:
         return logits
 
     def compute_logits(self, batch: ForwardBatch, model: CompiledModel | None = None) -> torch.Tensor:
-        """Call the model on a planned batch: `[batch_size, vocab_size]`, one row a request.
+        """Feed token ids, call the model on a planned batch, sample: `[batch_size, vocab_size]` logits.
 
-        `model` is the compiled one, or None for the eager one.
+        All of it is in the captured region: ids go from step to step on the device, before the host has
+        seen them. `model` is the compiled one, or None for the eager one.
         """
-        with torch.no_grad(), forward_context(self.attn_backend, batch):
+        is_greedy = self.config.sampling.is_greedy
+        with torch.no_grad(), forward_context(self.attn_backend, batch, self.token_ids, is_greedy):
+            if batch.token_source is not None and self.loaded.implementation != "fused":
+                feed_tokens(batch.input_ids, batch.token_source, self.token_ids)
             output = (model or self.model)(
                 input_ids=batch.input_ids.unsqueeze(0),
                 position_ids=batch.positions.unsqueeze(0),
                 use_cache=False,
                 logits_to_keep=self._last_tokens(batch),
             )
-        logits: torch.Tensor = output.logits[0]
-        sampled = getattr(output, "next_token_ids", None)
-        # In the captured region: the next step's ids are on the device before the host has seen them.
-        self.token_ids[: batch.batch_size].copy_(logits.argmax(dim=-1) if sampled is None else sampled)
+            logits: torch.Tensor = output.logits[0]
+            if getattr(output, "next_token_ids", None) is None:
+                self.sampler.sample(logits, self.token_ids[: batch.batch_size])
         return logits
 
     def _last_tokens(self, batch: ForwardBatch) -> torch.Tensor | int:

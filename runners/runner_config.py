@@ -9,6 +9,7 @@ import torch
 
 from runners.cpp_compiler import missing_for_cpu_kernels
 from runners.padding import StrategyName
+from runners.sampling import Sampling
 from runners.step_policy import AboveMax, OnMiss
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class RunnerConfig:
     compile_dynamic: bool = False
     #: Refuse code that torch.compile cannot take as one graph.
     compile_fullgraph: bool = True
+    #: How the next token is chosen from the logits, within the captured step.
+    sampling: Sampling = Sampling()
     #: Eager steps before each capture.
     num_warmup_steps: int = 2
     #: Folder for the captured graphs in DOT (CUDA only); None for none.

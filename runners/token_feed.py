@@ -22,5 +22,12 @@ def feed_tokens(input_ids: torch.Tensor, token_source: torch.Tensor, sampled: to
 
         launch_feed_tokens(input_ids, token_source, sampled)
         return
+    input_ids.copy_(fed_tokens_torch(input_ids, token_source, sampled))
+
+
+def fed_tokens_torch(
+    input_ids: torch.Tensor, token_source: torch.Tensor, sampled: torch.Tensor
+) -> torch.Tensor:
+    """What `feed_tokens` makes of `input_ids`, as a tensor of its own: the plain twin of both kernels."""
     rows = token_source.long()
-    input_ids.copy_(torch.where(rows >= 0, sampled[rows.clamp(min=0)], input_ids))
+    return torch.where(rows >= 0, sampled[rows.clamp(min=0)], input_ids)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from runners.attention.base import AttentionBackend
 from runners.forward_batch import ForwardBatch
 
@@ -21,17 +23,26 @@ class ForwardContext:
 
     backend: AttentionBackend
     batch: ForwardBatch
+    #: `[>= batch_size]` int64: the ids that the last step sampled, and after this step its own.
+    token_ids: torch.Tensor | None = None
+    #: A model that finds the largest logits by itself writes their ids to `token_ids`.
+    greedy: bool = False
 
 
 _current: ForwardContext | None = None
 
 
 @contextmanager
-def forward_context(backend: AttentionBackend, batch: ForwardBatch) -> Iterator[None]:
+def forward_context(
+    backend: AttentionBackend,
+    batch: ForwardBatch,
+    token_ids: torch.Tensor | None = None,
+    greedy: bool = False,
+) -> Iterator[None]:
     """Run the body's attention layers on `backend`, for `batch`. The previous context comes back."""
     global _current
     previous = _current
-    _current = ForwardContext(backend, batch)
+    _current = ForwardContext(backend, batch, token_ids, greedy)
     try:
         yield
     finally:

@@ -161,5 +161,6 @@ def bind(decoder: FusedDecoder, kv: PagedKV) -> None:
 def run_step(decoder: FusedDecoder, backend: Any, kv: PagedKV, batch: ForwardBatch) -> Any:
     """One decode step."""
     bind(decoder, kv)
-    with forward_context(backend, batch):
+    token_ids = torch.empty_like(batch.input_ids)
+    with forward_context(backend, batch, token_ids, greedy=True):
         return decoder(batch.input_ids[None], batch.positions[None])

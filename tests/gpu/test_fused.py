@@ -16,9 +16,12 @@ from harness.scheduler_loop import run_loop
 from harness.workload.base import Workload
 from runners.attention.triton_backend import TritonAttentionBackend
 from runners.model_runner import ModelRunner, RunnerConfig
+from runners.models.fused.recipe import VENDOR
 from runners.models.loader import LoadedModel, ModelSpec, load_model
 from runners.padding import StepPlan
+from runners.sampling import Sampling
 from tests.gpu.test_flashinfer_runner import close, logits
+from tests.runners.test_sampling import decode as sampled_tokens
 from tests.runners.tiny_runner import Requests
 
 MAX_BATCH, MAX_SEQ_LEN = 64, 128
@@ -114,6 +117,33 @@ def test_a_layer_is_five_to_nine_kernels(runner: ModelRunner, requests: Requests
         k for k in kernels if any(w in k for w in ("gemv", "gemm", "attention", "nvjet", "silu", "rms"))
     ]
     assert 5 * 3 <= len(of_layers) <= 9 * 3 + 3, kernels
+
+
+def test_a_replay_copies_nothing_on_the_device(runner: ModelRunner, requests: Requests) -> None:
+    """The head writes to the output, the arg max to the token ids."""
+    graphs, choice = runner.graph_runner, runner.loaded.model.choice
+    assert graphs is not None
+    for n in SIZES:
+        if VENDOR in (choice.recipe("output", n), choice.recipe("down", n)):
+            continue  # torch copies the residual for cuBLAS to add to
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            graphs.graphs[n].replay()
+            torch.cuda.synchronize()
+        names = [e.name for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        assert names and not [k for k in names if "memcpy" in k.lower() or "copy_kernel" in k.lower()], names
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(0.8, seed=5), Sampling(1.5, top_k=20, seed=5), Sampling(1.5, top_p=0.9, seed=5)]
+)
+@pytest.mark.parametrize("implementation", ["fused", "transformers"])
+def test_replay_samples_what_eager_does_from_the_same_seed(implementation: str, sampling: Sampling) -> None:
+    loaded = load_model(replace(SPEC, implementation=implementation), "cuda")
+    config = RunnerConfig("cuda", 8, MAX_SEQ_LEN, (2, 4, 8), sampling=sampling)
+    with ModelRunner(loaded, config) as runner:
+        replayed = sampled_tokens(runner, None)
+        assert sampled_tokens(runner, StepPlan("eager", (8,))) == replayed == sampled_tokens(runner, None)
+        assert len({tuple(step) for step in replayed}) > 1, "every replay drew the same numbers"
 
 
 def test_overlap_changes_no_token(loaded: LoadedModel) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from runners.models.head_output import head_writes_to
+from runners.model_runner import ModelRunner, RunnerConfig
+from runners.models.head_output import head_writes_to, output_head
+from runners.models.loader import load_model
+from tests.runners.tiny_models import tiny_spec
 
 
 def head_of(bias: bool = False) -> nn.Linear:
@@ -37,6 +42,24 @@ def test_any_other_head_is_called_as_it_is(head: nn.Module | None) -> None:
         if head is not None:
             head(torch.randn(5, 8))
     assert not output.any()
+
+
+@pytest.mark.parametrize("implementation", ["transformers", "fused"])
+def test_the_head_of_a_model_writes_to_the_buffer_of_its_captures(implementation: str) -> None:
+    spec = tiny_spec("qwen3", tie_word_embeddings=True)
+    loaded = load_model(replace(spec, implementation=implementation), "cpu")
+    config = RunnerConfig("cpu", 4, 64, (2, 4), page_size=4)
+    with ModelRunner(loaded, config) as runner:
+        assert runner.graph_runner is not None
+        batch, output = runner.graph_runner.buffers.static_batch(2), torch.zeros(2, runner.vocab_size)
+        runner.attn_backend.init_forward_metadata(batch)
+        head = output_head(runner.model)
+        with head_writes_to(head, output):
+            logits = runner.compute_logits(batch)
+        assert logits.data_ptr() == output.data_ptr()
+        torch.testing.assert_close(output, runner.compute_logits(batch))
+        with head_writes_to(head, torch.zeros(3, runner.vocab_size)):
+            assert runner.compute_logits(batch).shape == (2, runner.vocab_size)
 
 
 def test_the_head_is_itself_again_also_after_an_error() -> None:

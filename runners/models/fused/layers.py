@@ -8,7 +8,7 @@ residual stream leaves its sums of squares, the next projection scales its outpu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -21,7 +21,7 @@ from runners.models.fused.gemm_choice import GemmChoice
 from runners.models.fused.qk_rope_cache import HeadInputs, QkvLayout, rotate_into
 from runners.models.fused.recipe import VENDOR, Recipe, run_product
 from runners.models.fused.rms_norm import embed
-from runners.models.fused.skinny_gemm import Product, Rows
+from runners.models.fused.skinny_gemm import Product, Rows, Targets
 
 
 @runtime_checkable
@@ -46,8 +46,8 @@ class FusedOutput:
 
     #: `[1, num_kept, vocab_size]`.
     logits: torch.Tensor
-    #: `[num_kept]` int64: greedy choice of each kept row.
-    next_token_ids: torch.Tensor
+    #: `[num_kept]` int64: greedy choice of each kept row; None where sampling is left to the runner.
+    next_token_ids: torch.Tensor | None
 
 
 @dataclass
@@ -160,9 +160,8 @@ class FusedDecoder(nn.Module):
         self.choice = GemmChoice()
         #: Programmatic dependent launch of our kernels in decode steps.
         self.pdl = False
-
-    def get_output_embeddings(self) -> None:
-        """As of a transformers model; there is no module that makes the logits alone."""
+        #: `[num_kept, vocab_size]`: where the logits go of calls that fit it; None for a tensor of their own.
+        self.logits_out: torch.Tensor | None = None
 
     def products(self) -> dict[str, list[Product]]:
         """The products of the model by name, one a layer (the head: one)."""
@@ -183,7 +182,7 @@ class FusedDecoder(nn.Module):
         use_cache: bool = False,
         logits_to_keep: int | torch.Tensor = 0,
     ) -> FusedOutput:
-        """Run the tokens `[1, num_tokens]` of the step in progress.
+        """Run the tokens `[1, num_tokens]` of the step in progress; ids of its `token_source` are fed here.
 
         `logits_to_keep` as in transformers: 0 keeps all rows, n the last n, a tensor those rows.
         """
@@ -193,12 +192,25 @@ class FusedDecoder(nn.Module):
             context.backend, context.batch, position_ids.view(-1), self.cos_sin, self.choice,
             decodes, self.pdl and decodes,
         )  # fmt: skip
-        stream = Rows(*embed(input_ids.view(-1), self.embedding, pdl=step.pdl))
+        source, sampled = context.batch.token_source, context.token_ids
+        fed = None if source is None or sampled is None else (source, sampled)
+        stream = Rows(*embed(input_ids.view(-1), self.embedding, fed=fed, pdl=step.pdl))
         for layer in self.layers:
             stream = layer(stream, step)
         stream = _keep(stream, logits_to_keep)
-        head = run_product(stream, self.head, step.recipe("head", stream.x.shape[0]), pdl=step.pdl)
-        assert head.token_ids is not None
+        return self._head(stream, step, context.token_ids if context.greedy else None)
+
+    def _head(self, stream: Rows, step: Step, token_ids: torch.Tensor | None) -> FusedOutput:
+        """Logits, and in `token_ids`, if given, the largest of each row."""
+        num_rows, product = stream.x.shape[0], self.head
+        targets = Targets(token_ids=None if token_ids is None else token_ids[:num_rows])
+        out = self.logits_out
+        if out is not None and (out.shape, out.dtype) == ((num_rows, product.num_outputs), stream.x.dtype):
+            targets = replace(targets, rows=out)
+        if token_ids is None:
+            product = replace(product, argmax=False)
+        recipe = step.recipe("head", num_rows)
+        head = run_product(stream, product, recipe, targets=targets, pdl=step.pdl)
         return FusedOutput(head.rows.x.unsqueeze(0), head.token_ids)
 
 

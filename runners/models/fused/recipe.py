@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 
 from runners.models.fused.activation import silu_and_mul
 from runners.models.fused.argmax import greedy
 from runners.models.fused.rms_norm import rms_norm, row_squares
 from runners.models.fused.skinny_gemm import (
+    OWN_TENSORS,
     Product,
     ProductOutput,
     Rows,
+    Targets,
     Tile,
+    linear,
     product_torch,
     product_triton,
 )
@@ -35,31 +37,39 @@ VENDOR = Recipe()
 
 
 def run_product(
-    rows: Rows, product: Product, recipe: Recipe, *, residual: torch.Tensor | None = None, pdl: bool = False
+    rows: Rows,
+    product: Product,
+    recipe: Recipe,
+    *,
+    residual: torch.Tensor | None = None,
+    targets: Targets = OWN_TENSORS,
+    pdl: bool = False,
 ) -> ProductOutput:
     """Compute `product` of `rows`, added to `residual` `[num_rows, n]` if given, by `recipe`.
 
     On a CPU the plain twin computes it, whatever the recipe.
     """
     if not rows.x.is_cuda:
-        return product_torch(rows.x, product, residual)
+        return product_torch(rows.x, product, residual, targets)
     if recipe.tile is None:
-        return _vendor(rows.x, product, residual, pdl)
+        return _vendor(rows.x, product, residual, targets, pdl)
     if product.norm is not None:
         rows = Rows(rms_norm(rows.x, product.norm, product.eps, pdl=pdl))
         product = replace(product, norm=None, scaled=False)
     elif product.scaled and rows.squares is None:
         rows = Rows(rows.x, row_squares(rows.x, pdl=pdl))
-    return product_triton(rows, product, residual, recipe.tile, pdl=pdl)
+    return product_triton(rows, product, residual, recipe.tile, targets=targets, pdl=pdl)
 
 
-def _vendor(x: torch.Tensor, product: Product, residual: torch.Tensor | None, pdl: bool) -> ProductOutput:
+def _vendor(
+    x: torch.Tensor, product: Product, residual: torch.Tensor | None, targets: Targets, pdl: bool
+) -> ProductOutput:
     if product.scaled:
         x = rms_norm(x, product.norm, product.eps, pdl=pdl)
     if residual is not None:
         out = torch.addmm(residual, x, product.weight.t())
         return ProductOutput(Rows(out if product.bias is None else out + product.bias))
-    out = F.linear(x, product.weight, product.bias)
+    out = linear(x, product, targets)
     if product.silu:
         out = silu_and_mul(out, pdl=pdl)
-    return ProductOutput(Rows(out), greedy(out, pdl=pdl) if product.argmax else None)
+    return ProductOutput(Rows(out), greedy(out, out=targets.token_ids, pdl=pdl) if product.argmax else None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from runners.token_feed import fed_tokens_torch
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, *, pdl: bool = False) -> torch.Tensor:
     """RMSNorm of `x` `[num_rows, size]`; without `weight` that of ones."""
@@ -49,11 +51,19 @@ def row_squares(x: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
 
 
 def embed(
-    input_ids: torch.Tensor, table: torch.Tensor, *, pdl: bool = False
+    input_ids: torch.Tensor,
+    table: torch.Tensor,
+    *,
+    fed: tuple[torch.Tensor, torch.Tensor] | None = None,
+    pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of `table` `[vocab_size, size]` at `input_ids` `[num_rows]` int64, and their sums of squares."""
+    """Rows of `table` `[vocab_size, size]` at `input_ids` `[num_rows]` int64, and their sums of squares.
+
+    `fed` is the `token_source` and the `sampled` of `runners.token_feed`: where a source is not negative,
+    the id comes from there.
+    """
     if not table.is_cuda:
-        x = F.embedding(input_ids, table)
+        x = F.embedding(input_ids if fed is None else fed_tokens_torch(input_ids, *fed), table)
         return x, row_squares(x)
     from runners.models.fused.kernels.rms_norm import embed_kernel
     from runners.models.fused.launch import launch, launch_options
@@ -63,7 +73,7 @@ def embed(
     squares = table.new_empty(num_rows, 1, dtype=torch.float32)
     block = 1 << (size - 1).bit_length()
     launch(embed_kernel, (num_rows,),
-        input_ids, table, out, squares, size, BLOCK=block, PDL=pdl, **launch_options(pdl, num_warps=_warps(block))
+        input_ids, *(fed or (input_ids, input_ids)), table, out, squares, size, HAS_SOURCE=fed is not None, BLOCK=block, PDL=pdl, **launch_options(pdl, num_warps=_warps(block))
     )  # fmt: skip
     return out, squares
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from runners.models.fused.argmax import greedy_from_tiles, greedy_torch
 from runners.models.fused.rms_norm import rms_norm_torch
 
 
@@ -78,17 +79,42 @@ class ProductOutput:
     token_ids: torch.Tensor | None = None
 
 
-def product_torch(x: torch.Tensor, product: Product, residual: torch.Tensor | None) -> ProductOutput:
+@dataclass(frozen=True)
+class Targets:
+    """Where a product writes, if not to tensors of its own. Only for one that adds to nothing."""
+
+    #: `[num_rows, n]`.
+    rows: torch.Tensor | None = None
+    #: `[num_rows]` int64, for the arg max.
+    token_ids: torch.Tensor | None = None
+
+
+#: No targets.
+OWN_TENSORS = Targets()
+
+
+def linear(x: torch.Tensor, product: Product, targets: Targets) -> torch.Tensor:
+    """The vendor's GEMM."""
+    if targets.rows is None:
+        return F.linear(x, product.weight, product.bias)
+    if product.bias is None:
+        return torch.mm(x, product.weight.t(), out=targets.rows)
+    return torch.addmm(product.bias, x, product.weight.t(), out=targets.rows)
+
+
+def product_torch(
+    x: torch.Tensor, product: Product, residual: torch.Tensor | None, targets: Targets = OWN_TENSORS
+) -> ProductOutput:
     """The plain twin of both kernels."""
     if product.scaled:
         x = rms_norm_torch(x, product.norm, product.eps)
-    out = F.linear(x, product.weight, product.bias)
+    out = linear(x, product, targets)
     if product.silu:
         gate, up = out.float().chunk(2, dim=-1)
         out = (F.silu(gate) * up).to(x.dtype)
     if residual is not None:
         out = residual + out
-    return ProductOutput(Rows(out), out.argmax(-1) if product.argmax else None)
+    return ProductOutput(Rows(out), greedy_torch(out, targets.token_ids) if product.argmax else None)
 
 
 _counters: dict[torch.device, torch.Tensor] = {}
@@ -104,15 +130,19 @@ def _counter(device: torch.device) -> torch.Tensor:
 
 
 def product_triton(
-    rows: Rows, product: Product, residual: torch.Tensor | None, tile: Tile, *, pdl: bool = False
+    rows: Rows,
+    product: Product,
+    residual: torch.Tensor | None,
+    tile: Tile,
+    *,
+    targets: Targets = OWN_TENSORS,
+    pdl: bool = False,
 ) -> ProductOutput:
     """One kernel, and one more for the arg max. A `scaled` product reads `rows.squares`."""
-    from runners.models.fused.argmax import greedy_from_tiles
-
     x = rows.x
     num_rows, n = x.shape[0], product.num_outputs
     tiles = -(-n // tile.block_n)
-    out = x.new_empty(num_rows, n)
+    out = x.new_empty(num_rows, n) if targets.rows is None else targets.rows
     none = x
     squares = x.new_empty(num_rows, tiles, dtype=torch.float32) if residual is not None else none
     best = x.new_empty(num_rows, tiles, dtype=torch.float32) if product.argmax else none
@@ -126,7 +156,7 @@ def product_triton(
         best, arg, parts, _counter(x.device),
     )  # fmt: skip
     _launch(tensors, product, tile, residual is not None, pdl)
-    tokens = greedy_from_tiles(best, arg, n, pdl=pdl) if product.argmax else None
+    tokens = greedy_from_tiles(best, arg, n, out=targets.token_ids, pdl=pdl) if product.argmax else None
     return ProductOutput(Rows(out, None if residual is None else squares), tokens)
 
 

@@ -49,10 +49,13 @@ def row_squares_kernel(
 @triton.jit
 def embed_kernel(
     ids_ptr,  # [num_rows] int64
+    source_ptr,  # [num_rows] int32 rows of sampled, negative for none, with HAS_SOURCE
+    sampled_ptr,  # [>= num_rows] int64, with HAS_SOURCE
     table_ptr,  # [vocab_size, size]
     out_ptr,  # [num_rows, size] out
     squares_ptr,  # [num_rows, 1] float32 out
     size,
+    HAS_SOURCE: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -62,6 +65,10 @@ def embed_kernel(
     start_next(PDL)
     wait_for_previous(PDL)
     token = tl.load(ids_ptr + row)
+    if HAS_SOURCE:
+        source = tl.load(source_ptr + row)
+        fed = tl.load(sampled_ptr + tl.maximum(source, 0))
+        token = tl.where(source >= 0, fed, token)
     x = tl.load(table_ptr + token * size + columns, mask=mask, other=0.0)
     tl.store(out_ptr + row.to(tl.int64) * size + columns, x, mask=mask)
     wide = x.to(tl.float32)
