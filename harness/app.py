@@ -16,6 +16,7 @@ from harness.errors import ConfigError, unwritable, used_folder
 from harness.exit_codes import INTERRUPTED, INVALID, OK, exit_code, sweep_exit_code
 from harness.explain import explain
 from harness.isolation import CONFIG_FILE, log_failure
+from harness.objective import objective_value
 from harness.overrides import FORBIDDEN_KEYS, is_multirun, read_overrides, refuse_foreign_folder
 from harness.point import PointTask, record_error, run_point, settle_lost
 from harness.record import RESULT_FILE, Status
@@ -178,8 +179,8 @@ class Task:
             self.error = error
         return str(self.status)
 
-    def _run_point(self, cfg: DictConfig, hydra: Any, job_dir: Path) -> str:
-        """Run one point of a sweep; whatever happens to it is a row."""
+    def _run_point(self, cfg: DictConfig, hydra: Any, job_dir: Path) -> Any:
+        """Run one point of a sweep, whatever happens to it is a row; return its objective, or its status."""
         register_resolvers()
         task = _point_task(cfg, hydra, job_dir)
         say(f"[{job_dir.name}] {task.overrides}")
@@ -189,12 +190,12 @@ class Task:
         except CancelledError:
             if not self._is_worker:
                 raise
-            return str(Status.INTERRUPTED)  # a cluster cancelled this one job
+            return _returned(cfg, None)
         except KeyboardInterrupt:
             SweepFolder(task.sweep_dir).stop("the sweep was interrupted")
             raise
         say(f"[{job_dir.name}] {_ending(row)}")
-        return str(row["status"])
+        return _returned(cfg, row)
 
     def report(self, sweep: SweepFolder | None) -> int:
         """Print what failed and return the exit code of all that ran; raises what a single job raised."""
@@ -227,6 +228,14 @@ def _point_task(cfg: DictConfig, hydra: Any, job_dir: Path) -> PointTask:
         configuration=configuration,
         stops_on_failure=bool(cfg.sweep.stop_on_first_failure),
     )
+
+
+def _returned(cfg: DictConfig, row: Row | None) -> Any:
+    """Return what the sweeper is to hear of a point; `row` is None for one that was cancelled."""
+    names = list(cfg.job.objective)
+    if names:
+        return objective_value(None if row is None else Path(row["job_dir"]), names)
+    return str(Status.INTERRUPTED if row is None else row["status"])
 
 
 def _ending(row: Row) -> str:

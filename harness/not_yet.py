@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 #: (field, is the choice made?, what to write instead)
 _CONFIG: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
-    ("job.objective", lambda c: c.job.objective is not None, "leave it out"),
     ("sweep.dry_run", lambda c: c.sweep.dry_run, "add --cfg job to see one point without running it"),
 )
 

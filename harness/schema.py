@@ -260,16 +260,16 @@ class TrackingConfig:
 class JobConfig:
     timeout_s: float | None = number(None, gt=0)
     """Ends the job after this many seconds, with status `timeout`."""
-    objective: str | None = None
-    """Summary key that a sweeper minimises."""
+    objective: list[str] = field(default_factory=list)
+    """Figures returned to a sweeper that searches, such as `summary.median_tpot_ms`; the sweeper says which way is good."""
 
 
 @dataclass
 class SweepConfig:
     id: str | None = None
-    """Name of the sweep to resume."""
+    """Name of the sweep: its folder is `outputs/NAME`."""
     resume: bool = False
-    """Skip the jobs of the named sweep that have ended."""
+    """Go on with the sweep of that name (or of `output_dir`), if it began: what has ended is not run again."""
     dry_run: bool = False
     """Print the points and their estimated cost, and run none."""
     stop_on_first_failure: bool = False
@@ -369,6 +369,7 @@ def check(config: Config) -> None:
     NotYetAvailable, a ConfigError, says that a choice belongs to a later version.
     """
     from harness.not_yet import refuse_not_yet
+    from harness.objective import check_objective
     from harness.rules import check_device, check_rules
     from harness.workload_rules import check_workload
 
@@ -378,3 +379,4 @@ def check(config: Config) -> None:
     check_rules(config)
     if config.workload.enabled:
         check_workload(config)
+    check_objective(config)
