@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.config_hash import config_hash
 from harness.errors import ConfigError, unwritable
 from harness.interruptions import Interruptions, JobKilledError, JobTimeoutError
-from harness.progress import CAPTURE, LOAD, PARITY, SIZE_SWEEP, WORKLOAD, Progress
+from harness.progress import CAPTURE, LOAD, PARITY, PROFILE, SIZE_SWEEP, WORKLOAD, Progress
 from harness.record import JobRecord, Status
 from harness.record_reader import read_result
 from harness.schema import Config, check, load_config
@@ -123,6 +123,7 @@ class Experiment:
                 self.parity()
                 self.size_sweep()
                 self.workload_replay()
+                self.profile()
             finally:
                 self.count_compilations()
 
@@ -274,7 +275,7 @@ class Experiment:
             self.runner, self.config.measure, self.config.seed, lambda row: self.record.append("prefill", row)
         )
         self.record.finish("prefill")
-        self.record.update(size_sweep={"copy_bandwidth_bytes_per_s": bandwidth, **description})
+        self.record.update(size_sweep=description)
         if self.config.padding.costs_path is None and self.runner.graph_runner is not None:
             self.runner.graph_runner.set_step_costs(StepCosts.from_rows(rows))
 
@@ -305,6 +306,24 @@ class Experiment:
         )
         summary = {"clock": self.config.workload.clock, **latencies.bench_serve()}
         self.record.write_bench_serve(summary, self.runner.graph_backend)
+
+    @_timed
+    def profile(self) -> None:
+        """See which kernels a step runs; last, for a profiler disturbs whatever is timed beside it."""
+        from harness.step_profile import profile_steps
+
+        if not (self.config.measure.enabled and self.config.measure.profile):
+            return
+        context_len = self.config.measure.context_lens[0]
+        with self.progress.task(PROFILE):
+            found = profile_steps(
+                self.runner,
+                context_len,
+                self.config.seed,
+                lambda rows: self.record.append_many("profile", rows),
+            )
+        self.record.finish("profile")
+        self.record.update(profile=found)
 
     def _prove_plans_chosen_by_cost(self) -> None:
         """Prove the plans that the measured costs brought: parity ran before there were any."""

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 #: Names of the tasks that a job shows, in order.
-LOAD, CAPTURE, PARITY, SIZE_SWEEP, WORKLOAD = (
+LOAD, CAPTURE, PARITY, SIZE_SWEEP, WORKLOAD, PROFILE = (
     "load model",
     "capture",
     "parity",
     "size sweep",
     "workload replay",
+    "profile",
 )
 
 _MIN_REFRESH_S = 0.1

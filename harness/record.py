@@ -43,7 +43,7 @@ class Status(StrEnum):
 #: The fields of `result.json`. All are there from the start; null until their phase has written them.
 RESULT_FIELDS = (
     "schema_version", "status", "error", "started_at", "ended_at", "config", "config_hash", "environment",
-    "model", "memory", "attention", "capture", "parity", "size_sweep", "workload", "summary", "graph_backend", "timings",
+    "model", "memory", "attention", "capture", "parity", "size_sweep", "workload", "profile", "summary", "graph_backend", "timings",
     "wandb", "resumed_from", "warnings",
 )  # fmt: skip
 
@@ -146,6 +146,19 @@ SAMPLES_SCHEMA = {
 }
 
 
+PROFILE_COLUMNS = {
+    "batch_size": "int64",
+    "mode": "string",
+    "graph_backend": "string",
+    "kind": "string",
+    "in_graph": "bool",
+    "name": "string",
+    "num_calls": "float64",
+    "time_us": "float64",
+    "share": "float64",
+}
+
+
 @dataclass(frozen=True)
 class Stream:
     """Rows of one kind: their columns, and the file that they end up in."""
@@ -162,12 +175,14 @@ class Stream:
 PARTS_DIR = "parts"
 RESULT_FILE = "result.json"
 BENCH_SERVE_FILE = "bench_serve.json"
+REPORT_FILE = "report.html"
 STREAMS = {
     stream.name: stream
     for stream in (
         Stream("capture", "capture.csv", CAPTURE_COLUMNS),
         Stream("sizes", "sizes.csv", SIZES_COLUMNS),
         Stream("prefill", "prefill.csv", PREFILL_COLUMNS),
+        Stream("profile", "profile.csv", PROFILE_COLUMNS),
         Stream("steps", "steps.parquet", STEPS_SCHEMA),
         Stream("requests", "requests.parquet", REQUESTS_SCHEMA),
         Stream("samples", "samples.parquet", SAMPLES_SCHEMA),

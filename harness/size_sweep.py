@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from harness.cache_flush import CacheFlush
 from harness.energy import energy_of
+from harness.floor import Floor
 from harness.memory import kv_bytes_per_token
 from harness.point_samples import PointSamples, SweepPoint
 from harness.probe import ProbeRequests
@@ -71,12 +73,12 @@ class SizeSweep:
         self._runner = runner
         self._config = config
         self._seed = seed
-        self._copy_bandwidth = copy_bandwidth
         self._flush = CacheFlush(runner.device) if config.flush_cache else None
         self._timer = StepTimer(runner, self._flush)
         self._telemetry = telemetry or Telemetry.of(runner.device)
         self._watch = TelemetryWatch(self._telemetry)
-        self._kv_bytes_per_token = kv_bytes_per_token(runner.loaded, runner.kv.dtype)
+        kv_bytes = kv_bytes_per_token(runner.loaded, runner.kv.dtype)
+        self._floor = Floor(runner.loaded.decode_weight_bytes, kv_bytes, copy_bandwidth)
         self.times = TimeSheet()
 
     def points(self) -> list[SweepPoint]:
@@ -208,24 +210,16 @@ class SizeSweep:
             "overlap": self._overlap,
             "flush_cache": self._config.flush_cache,
         }
-        row = samples.row(self._floor_ms(point.batch_size, point.context_len)) | how
+        row = samples.row(self._floor.step_ms(point.batch_size * point.context_len)) | how
         return row, samples.raw(row)
 
-    def _floor_ms(self, batch_size: int, context_len: int) -> float:
-        """Time to read the step's weights and cache once at the measured copy bandwidth."""
-        num_bytes = (
-            self._runner.loaded.decode_weight_bytes + batch_size * context_len * self._kv_bytes_per_token
-        )
-        return 1e3 * num_bytes / self._copy_bandwidth
-
     def describe(self) -> dict[str, Any]:
-        """Return the `size_sweep` part of `result.json`: what the roofline counts (weight bytes that a step
-        reads, KV bytes a token), what was flushed, and where the wall time went."""
+        """Return the `size_sweep` part of `result.json`: what the roofline counts, what was flushed, and where
+        the wall time went."""
         seconds = self.times.seconds()
         measuring_s = sum(seconds.get(f"{name}_s", 0.0) for name in ("telemetry", "record", "other"))
         return {
-            "decode_weight_bytes": self._runner.loaded.decode_weight_bytes,
-            "kv_bytes_per_token": self._kv_bytes_per_token,
+            **asdict(self._floor),
             "flushed_bytes": None if self._flush is None else self._flush.num_bytes,
             "overhead": {**seconds, "measuring_share": measuring_s / seconds["wall_s"]},
         }

@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.card_facts import card_facts
+from harness.floor import Floor, workload_floor
 from harness.next_step import next_command
+from harness.profile_view import main_graph, shape_line, short_name
 from harness.record import Status
 from harness.record_reader import read_bench_serve, read_result, read_stream, read_table
 from harness.terminal import open_console
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 16
 _WIDTH = 100
+_TOP_KERNELS = 8
 _UNMET = "!"
 _MIB = 1024**2
 _LATENCIES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2EL", "e2el"))
@@ -53,8 +57,11 @@ def summary_parts(job_dir: Path) -> Iterator[RenderableType]:
     yield from _verdict(job_dir, result)
     yield from _capture_table(read_table(job_dir, "capture").to_pylist(), unit)
     yield from _compilation(result)
-    yield from _sizes_table(read_table(job_dir, "sizes").to_pylist(), unit)
-    yield from _workload_tables(job_dir, unit)
+    sizes = read_table(job_dir, "sizes").to_pylist()
+    yield from _sizes_table(sizes, unit)
+    yield from _workload_tables(job_dir, unit, workload_floor(result))
+    yield from _card_line(sizes, result["workload"])
+    yield from _profile_table(read_table(job_dir, "profile").to_pylist(), result.get("profile"), unit)
     yield from _ending(job_dir, result)
 
 
@@ -137,9 +144,9 @@ def _sizes_table(rows: list[Row], unit: _Unit) -> Iterator[RenderableType]:
     points: dict[tuple[int, int], dict[str, Row]] = {}
     for row in rows:
         points.setdefault((row["context_len"], row["batch_size"]), {}).setdefault(row["mode"], row)
-    heads = [f"{mode}\np50 {unit('ms')}" for mode in modes]
+    heads = [head for mode in modes for head in (f"{mode}\np50 {unit('ms')}", f"floor\n{unit('share')}")]
     first = ["batch\nsize", "context", "padded\nto"]
-    last = ["rel\nstd", f"host prepare\n{unit('us')}", f"roofline\n{unit('share')}"]
+    last = ["rel\nstd", f"host prepare\n{unit('us')}"]
     table = _table("Batch sizes", [*first, *heads, *last])
     for (context_len, batch_size), by_mode in _thinned(sorted(points.items())):
         main = by_mode[modes[0]] if modes[0] in by_mode else next(iter(by_mode.values()))
@@ -147,36 +154,39 @@ def _sizes_table(rows: list[Row], unit: _Unit) -> Iterator[RenderableType]:
             str(batch_size),
             str(context_len),
             _number(main["padded_batch_size"], "d"),
-            *(_step_ms(by_mode.get(mode)) for mode in modes),
+            *(cell for mode in modes for cell in _step_cells(by_mode.get(mode))),
             _number(main["rel_std"], ".1%"),
             _number(main["host_prepare_us_p50"], ".0f"),
-            _number(main["roofline_fraction"], ".1%"),
         )
     yield from _with_note(table, list(points), "sizes.csv")
     if any(row["unmet_condition"] for row in rows):
         yield Text(f"{_UNMET} a stopping condition was not met: see unmet_condition in sizes.csv")
 
 
-def _step_ms(row: Row | None) -> str:
+def _step_cells(row: Row | None) -> tuple[str, str]:
+    """The step time, and the floor's share of it."""
     if row is None:
-        return "-"
-    return _number(row["step_ms_p50"], ".3f") + (f" {_UNMET}" if row["unmet_condition"] else "  ")
+        return "-", "-"
+    mark = f" {_UNMET}" if row["unmet_condition"] else "  "
+    return _number(row["step_ms_p50"], ".3f") + mark, _number(row["roofline_fraction"], ".1%")
 
 
-def _workload_tables(job_dir: Path, unit: _Unit) -> Iterator[RenderableType]:
+def _workload_tables(job_dir: Path, unit: _Unit, floor: Floor | None) -> Iterator[RenderableType]:
     from rich.text import Text
 
     steps = read_stream(job_dir, "steps")
     if len(steps):
         table = _table(
             "Decode steps",
-            ["mode", "reason", "mean\nbatch", "steps", "of steps", f"of time\n{unit('share')}"],
-        )
-        for share in mode_shares(steps):
+            ["mode", "reason", "mean\nbatch", "steps", "of steps",
+             *(f"{name}\n{unit('share')}" for name in ("of time", "floor"))],
+        )  # fmt: skip
+        for share in mode_shares(steps, floor):
             time_share = _number(share.time_share, ".1%")
             mean_batch = _number(share.mean_batch_size, ".1f")
             table.add_row(
-                share.mode, share.reason, mean_batch, str(share.num_steps), f"{share.share:.1%}", time_share
+                *(share.mode, share.reason, mean_batch, str(share.num_steps), f"{share.share:.1%}"),
+                *(time_share, _number(share.floor_share, ".1%")),
             )
         yield table
         waste = _number(padding_waste(steps), ".1%")
@@ -199,6 +209,36 @@ def _latency_table(summary: Row, unit: _Unit) -> Table:
         if any(value is not None for value in values):
             table.add_row(label, *(_number(value, ".2f") for value in values))
     return table
+
+
+def _card_line(sizes: Sequence[Row], workload: Row | None) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    facts = [f"{fact.name} {fact.value} ({fact.note})" for fact in card_facts(sizes, workload)]
+    if facts:
+        yield Text("card: " + "; ".join(facts))
+
+
+def _profile_table(rows: list[Row], profile: Row | None, unit: _Unit) -> Iterator[RenderableType]:
+    """The longest kernels of the largest graph (without CUDA, operators), and the gaps between them."""
+    from rich.text import Text
+
+    shape = main_graph((profile or {}).get("graphs") or ())
+    if shape is None:
+        return
+    chosen = [row for row in rows if all(row[name] == shape[name] for name in ("batch_size", "mode"))]
+    title = f"Where the {chosen[0]['kind']}s of a step at batch {shape['batch_size']} ({shape['mode']}) go"
+    table = _table(title, ["", "calls\na step", f"a step\n{unit('us')}", "share"])
+    for row in chosen[:_TOP_KERNELS]:
+        table.add_row(
+            short_name(row["name"], 56),
+            *(_number(row["num_calls"], ".0f"), _number(row["time_us"], ".1f"), _number(row["share"], ".1%")),
+        )
+    yield table
+    if len(chosen) > _TOP_KERNELS:
+        yield Text(f"{_TOP_KERNELS} of {len(chosen)} names; all are in profile.csv")
+    if shape["num_kernels"] is not None:
+        yield Text(shape_line(shape))
 
 
 def _ending(job_dir: Path, result: Row) -> Iterator[RenderableType]:

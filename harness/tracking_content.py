@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.record import BENCH_SERVE_FILE, PARTS_DIR, RESULT_FILE, STREAMS
+from harness.floor import Floor, workload_floor
+from harness.record import BENCH_SERVE_FILE, PARTS_DIR, REPORT_FILE, RESULT_FILE, STREAMS
 from harness.record_reader import read_bench_serve, read_table
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ SIZE_METRICS = (
     "step_ms_p99",
     "roofline_fraction",
     "rel_std",
+    "sm_clock_mhz",
+    "power_w",
+    "energy_mj_per_token",
 )
 STEP_METRICS = (
     "clock_ms", "batch_size", "padded_batch_size", "num_graphs", "num_tokens", "num_kv_tokens",
@@ -53,16 +57,21 @@ class History:
 
 def write_content(run: Run, job_dir: Path, result: Mapping[str, Any]) -> None:
     """Write everything into the open run; the caller finishes it."""
-    capture, sizes, steps, requests = (
-        _rows(job_dir, name) for name in ("capture", "sizes", "steps", "requests")
+    capture, sizes, steps, requests, profile = (
+        _rows(job_dir, name) for name in ("capture", "sizes", "steps", "requests", "profile")
     )
     emulated = " (emulated)" if result["graph_backend"] == "emulated" else ""
     define_metrics(run)
     history = History(run)
-    log_steps(history, steps)
+    log_steps(history, steps, workload_floor(result))
     log_sizes(history, sizes)
     log_captures(history, capture)
-    tables = {"capture": capture, "sizes": sizes, "requests": _thin(requests, MAX_TABLE_ROWS)}
+    tables = {
+        "capture": capture,
+        "sizes": sizes,
+        "requests": _thin(requests, MAX_TABLE_ROWS),
+        "profile": profile[:MAX_TABLE_ROWS],
+    }
     for name, rows in tables.items():
         if rows:
             history.log({name: _table(rows)})
@@ -71,6 +80,9 @@ def write_content(run: Run, job_dir: Path, result: Mapping[str, Any]) -> None:
     if capture:
         history.log({"memory_against_capture_size": _memory_plot(capture)})
     run.summary.update(read_bench_serve(job_dir) or {})
+    telemetry = (result["workload"] or {}).get("telemetry") or {}
+    if telemetry.get("energy_mj_per_token") is not None:
+        run.summary.update({"energy_mj_per_token": telemetry["energy_mj_per_token"]})
     log_record(run, job_dir, result)
 
 
@@ -84,10 +96,13 @@ def define_metrics(run: Run) -> None:
         run.define_metric(metrics, step_metric=axis, summary="none")
 
 
-def log_steps(history: History, steps: list[Row]) -> None:
-    """Log the workload's steps over the step, thinned evenly."""
+def log_steps(history: History, steps: list[Row], floor: Floor | None = None) -> None:
+    """Log the workload's steps over the step, thinned evenly; decode steps also as a share of the floor."""
     for row in _thin(steps, MAX_STEPS_LOGGED):
-        history.log({"step": row["step"], **{f"steps/{name}": row[name] for name in STEP_METRICS}})
+        values = {f"steps/{name}": row[name] for name in STEP_METRICS}
+        if floor is not None and row["phase"] == "decode" and row["step_ms"]:
+            values["steps/roofline_fraction"] = floor.step_ms(row["num_kv_tokens"]) / row["step_ms"]
+        history.log({"step": row["step"], **values})
 
 
 def log_sizes(history: History, sizes: list[Row]) -> None:
@@ -128,7 +143,7 @@ def log_record(run: Run, job_dir: Path, result: Mapping[str, Any]) -> None:
 
 def recorded_files(job_dir: Path) -> list[Path]:
     """Return the files of a record beside `result.json`, the parts of a job that died included."""
-    names = [*(stream.file_name for stream in STREAMS.values()), BENCH_SERVE_FILE, "report.html"]
+    names = [*(stream.file_name for stream in STREAMS.values()), BENCH_SERVE_FILE, REPORT_FILE]
     finished = [job_dir / name for name in names if (job_dir / name).exists()]
     return finished + sorted((job_dir / PARTS_DIR).glob("*.jsonl"))
 

@@ -8,13 +8,11 @@ from pathlib import Path
 
 from harness.durable import replace_file
 from harness.errors import ConfigError
-from harness.record import RESULT_FILE, RecordError
+from harness.record import REPORT_FILE, RESULT_FILE, RecordError
 from harness.report.job_page import job_page
 from harness.report.page import Page, render
 from harness.report.sweep_page import sweep_page
 from harness.report.sweep_rows import job_folders
-
-REPORT_FILE = "report.html"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,6 +20,8 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     folder = Path(options.path)
     output = Path(options.output) if options.output else folder / REPORT_FILE
+    for job_dir in job_folders(folder) if options.jobs else ():
+        write_report(job_dir, job_dir / REPORT_FILE)
     write_report(folder, output)
     print(output)
     return 0
@@ -57,4 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("path", metavar="PATH", help="folder of a job or of a sweep")
     parser.add_argument("--output", metavar="FILE", help=f"where to write it (default PATH/{REPORT_FILE})")
+    parser.add_argument(
+        "--jobs", action="store_true", help="of a sweep, make each job's page too, linked from it"
+    )
     return parser

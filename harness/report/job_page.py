@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from harness.card_facts import card_facts
+from harness.floor import workload_floor
 from harness.record import Status
 from harness.record_reader import read_result, read_table
 from harness.report.bootstrap import median_error
 from harness.report.capture_charts import capture_figure, capture_seconds, graph_bytes
 from harness.report.figure import Figure, Table, number
 from harness.report.page import Banner, Fact, Page, Section, details_markup, table_markup
+from harness.report.profile_charts import profile_figure
 from harness.report.step_charts import step_parts_figure, step_time_figure
 from harness.report.workload_charts import latency_figure, padding_figure, timeline_figure
 from harness.report.workload_rows import read_requests, read_steps
@@ -35,8 +38,9 @@ def job_page(job_dir: Path) -> Page:
         is_emulated=result["graph_backend"] == "emulated",
         is_unverified=is_unverified(result),
         sections=[
-            Section("overview", "Overview", facts=list(_facts(result, capture, sizes))),
+            Section("overview", "Overview", facts=list(_facts(job_dir, result, capture, sizes))),
             Section("steps", "Batch sizes", figures=list(_step_figures(job_dir, result, sizes))),
+            Section("kernels", "Kernels", figures=list(_profile_figures(job_dir, result))),
             Section("captures", "Captures", figures=[capture_figure(capture)] if capture else []),
             Section("workload", "Workload", figures=list(_workload_figures(job_dir, result))),
             Section("parity", "Parity", facts=list(_parity_facts(result)), markup=_parity_table(result)),
@@ -96,7 +100,7 @@ def _when(result: Row) -> str:
     return f"{device} · {result['started_at']}"
 
 
-def _facts(result: Row, capture: Sequence[Row], sizes: Sequence[Row]) -> Iterator[Fact]:
+def _facts(job_dir: Path, result: Row, capture: Sequence[Row], sizes: Sequence[Row]) -> Iterator[Fact]:
     summary, workload = result["summary"] or {}, result["workload"] or {}
     yield Fact("status", str(result["status"]))
     sizes_captured = sorted(row["capture_size"] for row in capture)
@@ -110,6 +114,7 @@ def _facts(result: Row, capture: Sequence[Row], sizes: Sequence[Row]) -> Iterato
             "capture", "–" if seconds is None else f"{seconds:.2f} s", "warm-up and compilation included"
         )
     yield from _step_facts(sizes)
+    yield from (Fact(*fact) for fact in card_facts(sizes, result["workload"]))
     for name, key in (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl")):
         if summary.get(f"median_{key}_ms") is not None:
             yield Fact(f"{name}, median", f"{number(summary[f'median_{key}_ms'])} ms",
@@ -123,6 +128,9 @@ def _facts(result: Row, capture: Sequence[Row], sizes: Sequence[Row]) -> Iterato
                    ", ".join(f"{mode} {share:.1%}" for mode, share in shares.items()))  # fmt: skip
     if workload.get("padding_waste") is not None:
         yield Fact("padding", f"{workload['padding_waste']:.1%}", "of the rows decoded")
+    share = None if (floor := workload_floor(result)) is None else read_steps(job_dir).floor_share(floor)
+    if share is not None:
+        yield Fact("roofline, workload", f"{share:.1%}", "of the decode steps is the floor")
 
 
 def _step_facts(sizes: Sequence[Row]) -> Iterator[Fact]:
@@ -153,6 +161,12 @@ def _step_figures(job_dir: Path, result: Row, sizes: Sequence[Row]) -> Iterator[
         yield parts
 
 
+def _profile_figures(job_dir: Path, result: Row) -> Iterator[Figure]:
+    rows = read_table(job_dir, "profile").to_pylist()
+    if rows:
+        yield profile_figure(rows, (result.get("profile") or {}).get("graphs") or ())
+
+
 def _capture_sizes(result: Row) -> list[int]:
     return list((result["capture"] or {}).get("sizes") or ())
 
@@ -164,7 +178,7 @@ def _median_errors(job_dir: Path, sizes: Sequence[Row]) -> list[float | None]:
     samples: dict[tuple[Any, ...], list[float]] = {}
     columns = (table[name].to_pylist() for name in (*names, "timing", "step_ms"))
     for *key, timing, step_ms in zip(*columns, strict=True):
-        if timing in (None, "isolated") and step_ms:
+        if timing != "back_to_back" and step_ms:
             samples.setdefault(tuple(key), []).append(step_ms)
     errors: list[float | None] = []
     for row in sizes:
@@ -221,7 +235,17 @@ def _record_note(result: Row) -> str:
 
 
 def _record(result: Row) -> str:
-    parts = ("config", "environment", "model", "memory", "size_sweep", "workload", "timings", "error")
+    parts = (
+        "config",
+        "environment",
+        "model",
+        "memory",
+        "size_sweep",
+        "workload",
+        "profile",
+        "timings",
+        "error",
+    )
     return details_markup(
         (name.replace("_", " ").capitalize(), json.dumps(result[name], indent=2))
         for name in parts

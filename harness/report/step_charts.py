@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from harness.floor import floor_share
 from harness.report.figure import MODE_COLOURS, Choice, Figure, Spec, Table, axis, bars, label, line
 
 Row = Mapping[str, Any]
@@ -49,7 +50,7 @@ def step_time_figure(
     return Figure(
         name="step-time",
         title="Step time against batch size",
-        caption="Median time of one decode step, from the call until the sampled tokens can be read. Between two "
+        caption=f"Median time of one decode step, {_what_is_timed(sizes)}. Between two "
         "capture sizes (ticks on the axis) a graph runs padded to the larger one, hence the steps; a slope passes over "
         "sizes that were not measured. Bars: 95% "
         "interval of the median within this run. Open markers: a stopping condition was not met. Roofline: "
@@ -68,6 +69,12 @@ def step_time_figure(
         choices=choices if len(choices) > 1 else (),
         height=440,
     )
+
+
+def _what_is_timed(sizes: Sequence[Row]) -> str:
+    if any(row.get("overlap") for row in sizes):
+        return "two in flight: the pace, from the tokens of the step before to those of this one"
+    return "from the call until the sampled tokens can be read"
 
 
 def _drawn_ms(sizes: Sequence[Row]) -> list[float]:
@@ -187,22 +194,40 @@ def _step_alt(sizes: Sequence[Row]) -> str:
 
 def _step_table(sizes: Sequence[Row], errors: Sequence[float | None]) -> Table:
     heads = (
-        "batch size", "context", "mode", "padded to", "p50 ms", "± %", "p99 ms", "back to back ms",
-        "roofline ms", "roofline share", "samples", "discarded", "not met",
+        "batch size", "context", "mode", "padded to", "p50 ms", "± %", "p99 ms", "floor ms", "floor % of p50",
+        "replay ms", "floor % of replay", "back to back ms", "floor % of back to back", "SM MHz", "W", "mJ a token",
+        "samples", "discarded", "not met",
     )  # fmt: skip
     names = ("batch_size", "context_len", "mode", "padded_batch_size", "step_ms_p50")
-    later = ("roofline_ms", "roofline_fraction", "num_samples", "num_discarded", "unmet_condition")
+    later = (
+        "sm_clock_mhz",
+        "power_w",
+        "energy_mj_per_token",
+        "num_samples",
+        "num_discarded",
+        "unmet_condition",
+    )
     rows = [
         [
             *(row[name] for name in names),
             None if error is None else round(100 * error, 2),
             row["step_ms_p99"],
+            row["roofline_ms"],
+            _floor_percent(row, "step_ms_p50"),
+            row["replay_ms_p50"],
+            _floor_percent(row, "replay_ms_p50"),
             row["back_to_back_ms"],
+            _floor_percent(row, "back_to_back_ms"),
             *(row[name] for name in later),
         ]
         for row, error in zip(sizes, errors, strict=True)
     ]
     return Table(heads, rows)
+
+
+def _floor_percent(row: Row, latency: str) -> float | None:
+    share = floor_share(row, latency)
+    return None if share is None else 100 * share
 
 
 def step_parts_figure(sizes: Sequence[Row]) -> Figure | None:
@@ -226,7 +251,7 @@ def step_parts_figure(sizes: Sequence[Row]) -> Figure | None:
     return Figure(
         name="step-parts",
         title="Where the step goes",
-        caption="Medians. Host prepare: copies, attention plan and padding on the CPU before the launch. Device: "
+        caption=f"Medians. {_what_is_prepared(rows)} Device: "
         "between two events around the graph (of an eager step: around its kernels, gaps between launches "
         "included), split at the roofline. Rest: launch, and reading the tokens.",
         alt="Stacked bars of the step time by batch size. " + _parts_alt(rows),
@@ -236,6 +261,12 @@ def step_parts_figure(sizes: Sequence[Row]) -> Figure | None:
         menu="mode",
         choices=choices,
     )
+
+
+def _what_is_prepared(rows: Sequence[Row]) -> str:
+    if any(row.get("overlap") for row in rows):
+        return "Host prepare: what of it the device waited for; the rest is hidden behind the step before."
+    return "Host prepare: copies, attention plan and padding on the CPU before the launch."
 
 
 def _in_force(sizes: Sequence[Row]) -> list[Row]:
@@ -252,7 +283,8 @@ def _parts(row: Row) -> tuple[float, float, float, float] | None:
     """
     if row["step_ms_p50"] is None or row["replay_ms_p50"] is None or row["host_prepare_us_p50"] is None:
         return None
-    host_ms, device_ms = row["host_prepare_us_p50"] / 1e3, row["replay_ms_p50"]
+    host_us = row["host_exposed_us_p50"] if row.get("overlap") else row["host_prepare_us_p50"]
+    host_ms, device_ms = (host_us or 0.0) / 1e3, row["replay_ms_p50"]
     floor_ms = min(row["roofline_ms"] or 0.0, device_ms)
     return host_ms, floor_ms, device_ms - floor_ms, max(0.0, row["step_ms_p50"] - host_ms - device_ms)
 

@@ -174,8 +174,13 @@ def _job_row(job: SweepJob, folder: Path, keys: list[str], values: list[float | 
         f'<td data-value="{"" if value is None else repr(float(value))}">{cell_text(value)}</td>'
         for value in values
     )
+    page = (
+        ""
+        if job.page is None
+        else f' <a href="{html.escape(job.page)}" aria-label="page of job {name}">page</a>'
+    )
     return (
-        f'<tr data-job="{name}"><td class="text"{sort_value}><button type="button" aria-label="show job {name}">{name}</button></td>'
+        f'<tr data-job="{name}"><td class="text"{sort_value}><button type="button" aria-label="show job {name}">{name}</button>{page}</td>'
         f'<td class="text"{error}><span class="{status_class}">{html.escape(job.status)}</span>{marks}'
         f"{_error_text(job)}</td>{cells}{numbers}</tr>"
     )

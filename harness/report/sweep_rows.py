@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
-from harness.record import RESULT_FILE, Status
+from harness.record import REPORT_FILE, RESULT_FILE, Status
 from harness.record_reader import read_result, read_table
 from harness.report.bootstrap import median_error
 from harness.report.capture_charts import capture_seconds, graph_bytes
@@ -69,6 +71,8 @@ class SweepJob:
     values: dict[str, float | None] = field(default_factory=dict)
     #: Half the 95% interval of `sweep_step_ms`, as a share.
     step_error: float | None = None
+    #: The job's own page, relative to the sweep's, if it has one.
+    page: str | None = None
 
     @property
     def title(self) -> str:
@@ -114,8 +118,16 @@ def read_sweep(folder: Path) -> Sweep:
         row = _row_in_force(sizes[name], batch_size)
         job.values = _values(path, results[name], row)
         job.step_error = _step_error(path, row)
+        job.page = _page(folder, path)
         jobs.append(job)
     return Sweep(folder, jobs, batch_size)
+
+
+def _page(folder: Path, job_dir: Path) -> str | None:
+    """Return the address of a job's page from the sweep's; None if it was not made."""
+    if not (job_dir / REPORT_FILE).exists():
+        return None
+    return quote(Path(os.path.relpath(job_dir, folder), REPORT_FILE).as_posix())
 
 
 def _rows(folder: Path) -> list[dict[str, str]]:

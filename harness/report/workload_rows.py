@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from harness.floor import Floor
+
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
@@ -30,6 +32,7 @@ class Steps:
     batch_size: Ints
     padded_batch_size: Ints
     mode: Ints
+    num_kv_tokens: Ints
 
     def __len__(self) -> int:
         return len(self.mode)
@@ -43,6 +46,12 @@ class Steps:
         """Return the decode steps alone."""
         kept = self.is_decode
         return Steps(*(getattr(self, name)[kept] for name in self.__dataclass_fields__))
+
+    def floor_share(self, floor: Floor) -> float | None:
+        """Return the floor of the decode steps over the time that they took; None without a time."""
+        decode = self.decode()
+        step_ms = float(np.nansum(decode.step_ms))
+        return float(floor.step_ms(decode.num_kv_tokens).sum()) / step_ms if step_ms else None
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,7 @@ def read_steps(job_dir: Path) -> Steps:
         batch_size,
         np.where(padded > 0, padded, batch_size),
         mode,
+        _ints(table["num_kv_tokens"]),
     )
 
 

@@ -100,6 +100,13 @@ def write_job(
     record.append("prefill", {"num_tokens": 64, "context_len": 64, "step_ms_p50": 8.0, "num_samples": 20})
     for step in range(num_steps):
         record.append("steps", step_row(step))
+    record.append_many(
+        "profile",
+        [profile_row(size, name, graph_backend) for size in (1, 8) for name in ("gemm", "attention")],
+    )
+    record.update(
+        profile={"context_len": 128, "num_steps": 5, "graphs": [profile_shape(1), profile_shape(8)]}
+    )
     for request_id in range(20):
         record.append("requests", request_row(request_id))
     if finish:
@@ -145,6 +152,28 @@ def sizes_row(batch_size: int, mode: str, graph_backend: str) -> dict[str, Any]:
         "rel_iqr": 0.01,
         "roofline_fraction": 0.25,
         "unmet_condition": None,
+    }
+
+
+def profile_row(batch_size: int, name: str, graph_backend: str) -> dict[str, Any]:
+    time_us = {"gemm": 600.0, "attention": 200.0}[name]
+    point = {"batch_size": batch_size, "mode": "graph", "graph_backend": graph_backend}
+    found = {"kind": "kernel", "in_graph": True, "name": f"void {name}<bf16, {batch_size}>(int)"}
+    return point | found | {"num_calls": 28.0, "time_us": time_us, "share": time_us / 800}
+
+
+def profile_shape(batch_size: int) -> dict[str, Any]:
+    return {
+        "batch_size": batch_size,
+        "mode": "graph",
+        "graph_backend": "cuda",
+        "num_kernels": 56,
+        "num_outside": 3,
+        "kernel_us": 800.0,
+        "busy_us": 790.0,
+        "span_us": 900.0,
+        "gap_us": 110.0,
+        "longest_gap_us": 4.5,
     }
 
 

@@ -27,7 +27,7 @@ _part = ForwardBatch.part
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job_dir = tmp_path_factory.mktemp("job")
-    assert run_job(tiny_yaml(), job_dir, QUIET) is Status.OK
+    assert run_job(tiny_yaml({"measure.profile": True}), job_dir, QUIET) is Status.OK
     return job_dir
 
 
@@ -71,7 +71,8 @@ def test_every_row_that_bears_a_latency_says_which_backend_it_ran_on(job: Path) 
 def test_the_seconds_of_every_phase_are_recorded(job: Path) -> None:
     timings = read_result(job)["timings"]
     assert list(timings) == [
-        f"{name}_s" for name in ("validate", "build", "capture", "parity", "size_sweep", "workload_replay")
+        f"{name}_s"
+        for name in ("validate", "build", "capture", "parity", "size_sweep", "workload_replay", "profile")
     ]
     assert all(seconds > 0 for seconds in timings.values())
 

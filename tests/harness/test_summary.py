@@ -35,13 +35,14 @@ def test_a_summary_shows_sizes_batches_modes_waste_and_latencies(tmp_path: Path)
         "128",
         "4",
         "1.500",
+        "25.0%",
         "6.000",
+        "25.0%",
         "2.0%",
         "55",
-        "25.0%",
     ]
-    assert line_with(text, "graph", "padded", "%").split()[2:] == ["3.0", "20", "66.7%", "66.7%"]
-    assert line_with(text, "eager", "above_max").split()[2:] == ["12.0", "10", "33.3%", "33.3%"]
+    assert line_with(text, "graph", "padded", "%").split()[2:] == ["3.0", "20", "66.7%", "66.7%", "-"]
+    assert line_with(text, "eager", "above_max").split()[2:] == ["12.0", "10", "33.3%", "33.3%", "-"]
     assert "padding waste: 25.0%" in text
     assert line_with(text, "TTFT").split() == ["TTFT", "12.50", "11.00", "30.00"]
     assert line_with(text, "TPOT").split() == ["TPOT", "4.50", "4.25", "9.00"]
@@ -57,9 +58,39 @@ def test_emulated_stands_wherever_a_latency_does(tmp_path: Path) -> None:
         start = lines.index(next(line for line in lines if line.startswith(title)))
         rule = next(index for index in range(start, len(lines)) if "───" in lines[index])
         head = "\n".join(lines[start:rule])
-        num_latencies = {"Capture sizes": 1, "Batch sizes": 4, "Decode steps": 1, "Latencies": 3}[title]
+        num_latencies = {"Capture sizes": 1, "Batch sizes": 5, "Decode steps": 2, "Latencies": 3}[title]
         assert head.count("emulated") == num_latencies, head
     assert line_with("\n".join(lines), "requests/s").endswith("(emulated)")
+
+
+def test_measured_steps_of_a_workload_are_held_against_the_floor(tmp_path: Path) -> None:
+    """4 MB at 10 GB/s: 0.4 ms of steps of 2 ms; under a clock that charges, there is nothing to hold."""
+    floor = {"decode_weight_bytes": 4e6, "kv_bytes_per_token": 0, "copy_bandwidth_bytes_per_s": 1e10}
+    for clock, share in (("measured", "20.0%"), ("fixed", "-")):
+        with write_job(tmp_path) as record:
+            record.update(size_sweep=floor, workload={"clock": clock})
+        assert line_with(summary_text(tmp_path), "padded", "66.7%").split()[-1] == share
+
+
+def test_what_the_card_told_stands_in_a_line(tmp_path: Path) -> None:
+    with JobRecord(tmp_path) as record:
+        for clock in (1980, 1755):
+            told = {"sm_clock_mhz": clock, "power_w": 400.0, "energy_mj_per_token": clock / 1000}
+            record.append("sizes", sizes_row(8, "graph", "cuda") | told)
+        energy = {"energy_mj_per_token": 12.5, "energy_j": 40.0}
+        record.update(workload={"telemetry": {"sm_clock_mhz": {"min": 1700, "max": 1980}} | energy})
+    line = line_with(summary_text(tmp_path), "card:")
+    assert "SM clock 1868 MHz (1700 to 1980); power 400 W (throughout)" in line
+    assert "energy a token 1.75 mJ (steps in a row at batch 8, graph: the least of the sweep)" in line
+    assert "energy a token 12.5 mJ (workload, prefill included; 40 J in all)" in line
+
+
+def test_the_longest_kernels_of_the_largest_graph_are_shown(tmp_path: Path) -> None:
+    write_job(tmp_path, graph_backend="cuda")
+    text = summary_text(tmp_path)
+    assert "Where the kernels of a step at batch 8 (graph) go" in text
+    assert line_with(text, "gemm").split() == ["gemm<bf16,", "8>(int)", "28", "600.0", "75.0%"]
+    assert "56 kernels, copies and fills in the graph at batch 8, 3 around it: 790 µs busy of 900" in text
 
 
 def test_a_latency_that_never_got_quiet_is_marked(tmp_path: Path) -> None:
@@ -69,7 +100,7 @@ def test_a_latency_that_never_got_quiet_is_marked(tmp_path: Path) -> None:
     )
     record.append("sizes", sizes_row(8, "eager", "none"))
     text = summary_text(tmp_path)
-    assert line_with(text, "128", "1.500").split()[3:6] == ["1.500", "!", "11.000"]
+    assert line_with(text, "128", "1.500").split()[3:7] == ["1.500", "!", "25.0%", "11.000"]
     assert "! a stopping condition was not met" in text
 
 

@@ -7,10 +7,12 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from harness.floor import Floor
 from harness.offline_run import is_complete
 from harness.record import JobRecord, Status
 from harness.record_reader import read_bench_serve, read_result
@@ -135,7 +137,7 @@ class TestAPublishedJob:
     def test_carries_the_record_as_an_artifact(self, published: Published) -> None:
         assert set(published.run.artifacts["record"]) == {
             "result.json", "capture.csv", "sizes.csv", "prefill.csv", "steps.parquet", "requests.parquet",
-            "samples.parquet", "bench_serve.json",
+            "samples.parquet", "profile.csv", "bench_serve.json",
         }  # fmt: skip
 
     def test_ends_with_exit_code_zero(self, published: Published) -> None:
@@ -343,3 +345,13 @@ def test_a_relative_folder_is_recorded_as_an_absolute_one(
     write_job(tmp_path / "job")
     monkeypatch.chdir(tmp_path)
     assert Path(publish("job")["dir"]).is_relative_to(tmp_path / "job")
+
+
+def test_decode_steps_are_logged_as_a_share_of_the_floor() -> None:
+    logged: list[dict[str, Any]] = []
+    history = History(SimpleNamespace(log=lambda values, step: logged.append(values)))  # type: ignore[arg-type]
+    log_steps(
+        history, [step_row(0) | {"num_kv_tokens": 10}, step_row(1) | {"num_kv_tokens": 10}], Floor(0, 1, 1e4)
+    )
+    assert "steps/roofline_fraction" not in logged[0], "a prefill step has another floor"
+    assert logged[1]["steps/roofline_fraction"] == pytest.approx(1.0 / 2.0)

@@ -13,12 +13,12 @@ from harness.errors import ConfigError
 from harness.record import JobRecord, Status
 from harness.report.command import main
 from harness.report.step_charts import graph_steps
-from tests.harness.job_folder import CAPTURE_SIZES, CONFIG, NUM_STEPS, write_job
+from tests.harness.job_folder import CAPTURE_SIZES, CONFIG, NUM_STEPS, sizes_row, write_job
 from tests.harness.report.pages import Markup, figure, figures, report, trace
 from tests.harness.report.samples import write_samples
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"
-NAMES = ["step-time", "step-parts", "capture", "timeline", "padding", "latency"]
+NAMES = ["step-time", "step-parts", "profile", "capture", "timeline", "padding", "latency"]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return report(folder)
 
 
-def test_a_job_is_shown_in_six_figures(page: str) -> None:
+def test_a_job_is_shown_in_seven_figures(page: str) -> None:
     assert [one["name"] for one in figures(page)] == NAMES
 
 
@@ -118,6 +118,42 @@ def test_the_parts_of_a_step_add_up_to_it(page: str) -> None:
     parts = figure(page, "step-parts")["traces"][:4]
     assert [part["name"] for part in parts] == ["host prepare", "floor", "device above the floor", "rest"]
     assert sum(part["y"][0] for part in parts) == pytest.approx(1.5)
+
+
+def test_steps_in_flight_show_what_the_device_waited_for_and_their_interval(tmp_path: Path) -> None:
+    """Host prepare that is hidden behind the step before is no part of the pace."""
+    with JobRecord(tmp_path) as record:
+        point = {"batch_size": 8, "mode": "graph", "context_len": 128, "padded_batch_size": 8}
+        times = {"overlap": True, "host_prepare_us_p50": 900.0, "host_exposed_us_p50": 20.0}
+        record.append("sizes", sizes_row(8, "graph", "cuda") | times)
+        samples = [
+            point | {"timing": "overlapped", "sample": i, "step_ms": 1.5 + 0.01 * (i % 3)} for i in range(20)
+        ]
+        record.append_many("samples", samples)
+    page = report(tmp_path)
+    parts = figure(page, "step-parts")["traces"][:4]
+    assert parts[0]["y"] == [0.02]
+    assert sum(part["y"][0] for part in parts) == pytest.approx(1.5)
+    assert trace(page, "step-time", "graph")["error_y"]["array"][0] > 0
+    assert "the pace, from the tokens of the step before" in Markup(page).text
+
+
+def test_the_kernels_of_each_size_are_shown_the_largest_graph_first(page: str) -> None:
+    profile = figure(page, "profile")
+    assert [choice["label"] for choice in profile["choices"]] == ["batch 8, graph", "batch 1, graph"]
+    assert profile["traces"][0]["x"] == [600.0, 200.0]
+    assert profile["traces"][0]["y"] == ["1. gemm&lt;bf16, 8&gt;(int)", "2. attention&lt;bf16, 8&gt;(int)"]
+    assert "110 µs of gaps" in Markup(page).text
+
+
+def test_a_latency_stands_beside_its_share_of_the_floor(tmp_path: Path) -> None:
+    with JobRecord(tmp_path) as record:
+        record.append("sizes", sizes_row(8, "graph", "cuda") | {"roofline_ms": 0.5, "back_to_back_ms": 1.0})
+    text = Markup(report(tmp_path)).text
+    assert text.count("floor % of") == 3
+    assert (
+        "33.33" in text and "40.00" in text and "50.00" in text
+    )  # of p50 1.5, replay 1.25, back to back 1.0
 
 
 def test_padding_waste_is_that_of_the_steps(page: str) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.record import JobRecord
+from harness.report.command import main
 from harness.report.ranking import close_to_best, comparable_jobs, pareto_front
 from harness.report.sweep_rows import GRAPH_MEMORY, STEP_AT_BATCH, STEP_WORKLOAD, Sweep, SweepJob, read_sweep
 from tests.harness.job_folder import write_job
@@ -161,3 +162,20 @@ def test_a_job_of_another_kind_in_the_folder_is_one_more_row(tmp_path: Path) -> 
     write_sweep(tmp_path, num_jobs=2)
     write_job(tmp_path / "extra")
     assert [one.name for one in read_sweep(tmp_path).jobs] == ["0", "1", "extra"]
+
+
+def test_jobs_with_a_page_of_their_own_are_linked(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "a sweep", num_jobs=2)
+    shutil.move(tmp_path / "a sweep" / "1", tmp_path / "elsewhere")
+    path = tmp_path / "a sweep" / "sweep.csv"
+    path.write_text(path.read_text().replace(str(tmp_path / "a sweep" / "1"), str(tmp_path / "elsewhere")))
+    assert "href" not in report_table(tmp_path / "a sweep")
+    report(tmp_path / "elsewhere")
+    assert main([str(tmp_path / "a sweep"), "--jobs"]) == 0
+    links = re.findall(r'<a href="([^"]*)"', report_table(tmp_path / "a sweep"))
+    assert links == ["0/report.html", "../elsewhere/report.html"]
+
+
+def report_table(folder: Path) -> str:
+    page = report(folder)
+    return page[page.index('<table class="jobs">') :].split("</table>")[0]

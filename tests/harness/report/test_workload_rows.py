@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.clock import CostClock
+from harness.floor import Floor
 from harness.record import JobRecord
 from harness.report.workload_charts import busy_share
 from harness.report.workload_rows import (
@@ -68,6 +69,7 @@ def test_gaps_between_tokens_are_those_of_the_replay(seed: int) -> None:
         np.array([row["batch_size"] for row in step_rows]),
         np.array([row["batch_size"] for row in step_rows]),
         np.array([MODES.index("prefill" if prefill else "graph") for prefill in is_prefill]),
+        np.array([row["num_kv_tokens"] for row in step_rows]),
     )
     requests = Requests(
         np.array([row["sent_s"] * 1e3 + row["ttft_ms"] for row in request_rows]),
@@ -115,8 +117,22 @@ def test_time_spent_is_shared_between_the_stretches_that_a_step_reaches_into() -
         batch_size=np.array([1, 1, 1]),
         padded_batch_size=np.array([1, 1, 1]),
         mode=np.array([MODES.index(mode) for mode in ("graph", "eager", "graph")]),
+        num_kv_tokens=np.array([8, 8, 8]),
     )
     edges = np.array([0.0, 10.0, 20.0, 30.0])
     assert busy_share(steps, MODES.index("graph"), edges).tolist() == pytest.approx([0.4, 0.0, 0.5])
     assert busy_share(steps, MODES.index("eager"), edges).tolist() == pytest.approx([0.6, 0.2, 0.0])
     assert busy_share(steps, MODES.index("split"), edges).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_floor_of_a_workload_is_that_of_its_decode_steps() -> None:
+    """A prefill step has another floor, which is not known; 1 ms + 0.1 ms a token here."""
+    steps = Steps(
+        clock_ms=np.array([4.0, 12.0, 30.0]),
+        step_ms=np.array([4.0, 8.0, 5.0]),
+        batch_size=np.array([1, 1, 1]),
+        padded_batch_size=np.array([1, 1, 1]),
+        mode=np.array([MODES.index(mode) for mode in ("graph", "prefill", "eager")]),
+        num_kv_tokens=np.array([10, 10, 20]),
+    )
+    assert steps.floor_share(Floor(1000, 100, 1e6)) == pytest.approx((2.0 + 3.0) / 9.0)
