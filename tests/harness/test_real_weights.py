@@ -112,6 +112,18 @@ def _decode(loaded: LoadedModel, strategy: Any, case: Case, prompts: list[list[i
         return Decoded(tokens, num_steps, graphs.outcome.sizes)
 
 
+@pytest.fixture(scope="module")
+def decoded_by_fused_layers(expected: object, prompts: list[list[int]]) -> Decoded:
+    spec = ModelSpec(
+        "pretrained",
+        str(cached_model(NAME)),
+        dtype="float32",
+        max_seq_len=MAX_SEQ_LEN,
+        implementation="fused",
+    )
+    return _decode(load_model(spec, "cpu"), "nearest", CASES["nearest"], prompts)
+
+
 # First, while the reference is being made.
 @pytest.mark.parametrize("strategy", CASES)
 def test_every_step_of_a_strategy_runs_on_its_graphs(strategy: str, decode: Callable[[str], Decoded]) -> None:
@@ -125,3 +137,11 @@ def test_one_paged_batch_gives_the_tokens_of_transformers_one_by_one(
     strategy: str, decode: Callable[[str], Decoded], expected: Future[list[list[int]]]
 ) -> None:
     assert decode(strategy).tokens == expected.result()
+
+
+def test_the_fused_layers_give_the_tokens_of_transformers(
+    decoded_by_fused_layers: Decoded, expected: Future[list[list[int]]]
+) -> None:
+    """In float32, by the plain twins of the kernels; tests/gpu/test_fused_smollm2.py has the kernels."""
+    assert decoded_by_fused_layers.num_steps == {"graph": NUM_TOKENS - 1}
+    assert decoded_by_fused_layers.tokens == expected.result()
