@@ -7,7 +7,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= dev,gguf
+EXTRAS ?= dev,gguf,sweep
 ARGS ?=
 
 comma := ,
@@ -16,18 +16,19 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long smollm2 lint doctor clean
+.PHONY: help run test test-long smollm2 slurm slurm-stop lint doctor clean
 
 help:
 	@echo "make run     set up, then run the main job      (ARGS=\"key=value ...\")"
 	@echo "make test    set up, then run the tests         (ARGS=\"-k name\")"
 	@echo "make test-long  set up, then run the tests that take minutes"
 	@echo "make smollm2 set up, then fetch the weights of model=smollm2_135m into ~/.cache (once)"
+	@echo "make slurm   install and start a Slurm of one node for its tests (Debian, root); make slurm-stop ends it"
 	@echo "make lint    set up, then ruff and mypy"
 	@echo "make doctor  set up, then say what this machine can run"
 	@echo "make clean   remove $(VENV)"
 	@echo
-	@echo "On a GPU machine: make run EXTRAS=dev,gguf,gpu"
+	@echo "On a GPU machine: make run EXTRAS=dev,gguf,sweep,gpu"
 
 run: $(STAMP)
 	$(BIN)/python -m harness $(ARGS)
@@ -41,6 +42,12 @@ test-long: $(STAMP)
 
 smollm2: $(STAMP)
 	$(BIN)/python -m harness.fetch smollm2_135m
+
+slurm:
+	scripts/slurm.sh start $(ARGS)
+
+slurm-stop:
+	scripts/slurm.sh stop
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
