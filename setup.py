@@ -9,6 +9,7 @@ from setuptools import find_namespace_packages, find_packages, setup
 setup(
     packages=[
         *find_packages(include=["harness*", "runners*"]),
+        "hydra_plugins.cudagraph_harness",
         "harness.conf",
         *(f"harness.conf.{group}" for group in find_namespace_packages("conf")),
     ],

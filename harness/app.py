@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from harness.cancellation import CancelledError, cancellation_raised
-from harness.compose import config_path, register_resolvers, to_yaml
+from harness.compose import config_path, register_presets, register_resolvers, to_yaml
 from harness.errors import ConfigError, unwritable, used_folder
 from harness.exit_codes import INTERRUPTED, INVALID, OK, exit_code, sweep_exit_code
 from harness.explain import explain
 from harness.isolation import CONFIG_FILE, log_failure
 from harness.objective import objective_value
 from harness.overrides import FORBIDDEN_KEYS, is_multirun, read_overrides, refuse_foreign_folder
-from harness.point import PointTask, record_error, run_point, settle_lost
+from harness.point import PointTask, record_error, run_aloud, settle_lost
 from harness.record import RESULT_FILE, Status
 from harness.record_reader import read_result
 from harness.schema import check, load_config, register
@@ -61,6 +61,7 @@ def run_app(argv: Sequence[str]) -> int:
         _read_arguments(args)
     register()
     register_resolvers()
+    register_presets()
     overrides, folders = list(args.overrides), _own_folders(args)  # Hydra adds overrides of its own to these
     task, sweep = Task(), None
     with _errors_raised(), cancellation_raised():
@@ -172,30 +173,28 @@ class Task:
         hydra = HydraConfig.get()
         job_dir = Path(hydra.runtime.output_dir)
         if hydra.mode == RunMode.MULTIRUN:
-            return self._run_point(cfg, hydra, job_dir)
+            return self._run_point(cfg, hydra)
         try:
             self.status = _run_here(cfg, job_dir)
         except Exception as error:  # Hydra would print its own line about it first.
             self.error = error
         return str(self.status)
 
-    def _run_point(self, cfg: DictConfig, hydra: Any, job_dir: Path) -> Any:
+    def _run_point(self, cfg: DictConfig, hydra: Any) -> Any:
         """Run one point of a sweep, whatever happens to it is a row; return its objective, or its status."""
         register_resolvers()
-        task = _point_task(cfg, hydra, job_dir)
-        say(f"[{job_dir.name}] {task.overrides}")
+        task = point_task(cfg, hydra)
         try:
             with cancellation_raised():
-                row = run_point(task)
+                row = run_aloud(task)
         except CancelledError:
             if not self._is_worker:
                 raise
-            return _returned(cfg, None)
+            return returned(cfg, None)
         except KeyboardInterrupt:
             SweepFolder(task.sweep_dir).stop("the sweep was interrupted")
             raise
-        say(f"[{job_dir.name}] {_ending(row)}")
-        return _returned(cfg, row)
+        return returned(cfg, row)
 
     def report(self, sweep: SweepFolder | None) -> int:
         """Print what failed and return the exit code of all that ran; raises what a single job raised."""
@@ -212,8 +211,9 @@ class Task:
         return sweep_exit_code(Status(row["status"]) for row in rows)
 
 
-def _point_task(cfg: DictConfig, hydra: Any, job_dir: Path) -> PointTask:
-    sweep_dir = Path(hydra.sweep.dir)
+def point_task(cfg: DictConfig, hydra: Any) -> PointTask:
+    """Return what `run_point` needs to run a composed point; `hydra` is Hydra's part of it."""
+    job_dir, sweep_dir = Path(hydra.runtime.output_dir), Path(hydra.sweep.dir)
     if job_dir.parent != sweep_dir:
         raise ConfigError("hydra.sweep.subdir", hydra.sweep.subdir, "give the name of one folder, without /")
     try:
@@ -230,18 +230,12 @@ def _point_task(cfg: DictConfig, hydra: Any, job_dir: Path) -> PointTask:
     )
 
 
-def _returned(cfg: DictConfig, row: Row | None) -> Any:
+def returned(cfg: DictConfig, row: Row | None) -> Any:
     """Return what the sweeper is to hear of a point; `row` is None for one that was cancelled."""
     names = list(cfg.job.objective)
     if names:
         return objective_value(None if row is None else Path(row["job_dir"]), names)
     return str(Status.INTERRUPTED if row is None else row["status"])
-
-
-def _ending(row: Row) -> str:
-    if row["resumed_from"] is not None:
-        return f"{row['status']}, as {row['resumed_from']} found"
-    return f"{row['status']} after {row['duration_s']:.1f} s"
 
 
 def _run_here(cfg: DictConfig, job_dir: Path) -> Status:

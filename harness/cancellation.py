@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -14,8 +14,8 @@ class CancelledError(KeyboardInterrupt):
 
 
 @contextmanager
-def cancellation_raised() -> Iterator[None]:
-    """Raise CancelledError for SIGTERM inside the block, KeyboardInterrupt for SIGINT and a closed terminal.
+def ending_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Give `handler` the signals that end a sweep, inside the block: SIGINT, SIGTERM and a closed terminal.
 
     SIGINT also where a script's shell makes commands started with `&` ignore it: it is how a sweep is ended.
     What `nohup` has ignored stays so. Only the main thread can receive signals; elsewhere nothing changes.
@@ -26,13 +26,20 @@ def cancellation_raised() -> Iterator[None]:
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, _raise) for number in numbers}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, previous in before.items():
             # None: a handler that was not installed from Python, and cannot be from here.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.signal(number, signal.SIG_DFL if previous is None else previous)
+
+
+@contextmanager
+def cancellation_raised() -> Iterator[None]:
+    """Raise CancelledError for SIGTERM inside the block, KeyboardInterrupt for the others of `ending_signals`."""
+    with ending_signals(_raise):
+        yield
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

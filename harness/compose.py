@@ -15,6 +15,15 @@ from harness.model_cache import cached_model
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+#: Group of `conf/hydra` → its choices, each with the class that Hydra makes of it; no YAML names a class.
+_PRESETS = {
+    "launcher": {
+        "basic": "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
+        "joblib": "hydra_plugins.cudagraph_harness.JoblibLauncher",
+        "submitit_local": "hydra_plugins.cudagraph_harness.LocalLauncher",
+        "submitit_slurm": "hydra_plugins.cudagraph_harness.SlurmLauncher",
+    },
+}
 _CHECKOUT = Path(__file__).resolve().parent.parent / "conf"
 #: NOTE: `harness.conf` also resolves through an editable install of another checkout; only a folder inside
 #: this very package is that of a wheel.
@@ -57,6 +66,24 @@ def _start_name(sweep_id: str | None) -> str:
     return sweep_id or f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(4)}"
 
 
+def register_presets() -> None:
+    """Give the choices of `conf/hydra` their classes, and let them have their names for themselves.
+
+    A plugin of Hydra's that is installed may offer a choice of the same name, which Hydra would take for the schema
+    of ours.
+    """
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
+
+    Plugins.instance()  # finds the plugins, which register what they offer
+    store = ConfigStore.instance()
+    for group, classes in _PRESETS.items():
+        offered = store.repo["hydra"][group]
+        for choice, target in classes.items():
+            offered.pop(f"{choice}.yaml", None)
+            store.store(f"{choice}_class", {"_target_": target}, group=f"hydra/{group}", provider="harness")
+
+
 def compose(overrides: Sequence[str] = ()) -> str:
     """Return the configuration that `python -m harness OVERRIDES` would run, resolved, as YAML.
 
@@ -70,6 +97,7 @@ def compose(overrides: Sequence[str] = ()) -> str:
 
     register()
     register_resolvers()
+    register_presets()
     GlobalHydra.instance().clear()
     path = config_path()
     opened = (

@@ -56,6 +56,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "git": _git_state(),
         "command": _command(),
         "device": str(device),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "device_vendor": "nvidia" if device.type == "cuda" and torch.version.cuda else None,
         "device_name": None,
         "driver": None,

@@ -61,6 +61,7 @@ _SECTIONS = (
     ("Which graphs", ("capture", "padding", "compile")),
     ("What it is given", ("workload",)),
     ("What is measured and kept", ("measure", "tracking")),
+    ("Where the jobs of a sweep (-m) run", ("hydra/launcher",)),
     ("Ready-made experiments", ("experiment",)),
 )
 
@@ -117,4 +118,9 @@ def _later(group: str, text: str) -> str:
 
 def _defaults() -> dict[str, str]:
     entries = yaml.safe_load(config_folder().joinpath("config.yaml").read_text(encoding="utf-8"))["defaults"]
-    return {group: choice for entry in entries if isinstance(entry, dict) for group, choice in entry.items()}
+    return {
+        group.removeprefix("override "): choice
+        for entry in entries
+        if isinstance(entry, dict)
+        for group, choice in entry.items()
+    }

@@ -12,7 +12,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.exit_codes import exit_code
@@ -29,15 +30,28 @@ _PUBLISH_S = 330.0
 _INTERRUPT_S = 20.0
 
 
-def run_isolated(job_dir: Path, timeout_s: float | None = None) -> Status:
+#: The children that run now, and whether they were told to end.
+_running: dict[subprocess.Popen[bytes], bool] = {}
+
+
+def run_isolated(
+    job_dir: Path, timeout_s: float | None = None, environment: Mapping[str, str] | None = None
+) -> Status:
     """Run the job whose `config.yaml` lies in `job_dir` in a process of its own, and return its status.
 
-    KeyboardInterrupt passes through once the child has ended and its record says so.
+    `environment` is added to its variables. KeyboardInterrupt passes through once the child has ended and its
+    record says so.
     """
-    return run_child([sys.executable, "-m", "harness.isolation", str(job_dir)], job_dir, timeout_s)
+    command = [sys.executable, "-m", "harness.isolation", str(job_dir)]
+    return run_child(command, job_dir, timeout_s, environment)
 
 
-def run_child(command: Sequence[str], job_dir: Path, timeout_s: float | None = None) -> Status:
+def run_child(
+    command: Sequence[str],
+    job_dir: Path,
+    timeout_s: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Status:
     """Run `command`, which records in `job_dir`, and return the job's status however the command ends."""
     with (job_dir / LOG_FILE).open("ab") as log:
         child = subprocess.Popen(
@@ -47,8 +61,9 @@ def run_child(command: Sequence[str], job_dir: Path, timeout_s: float | None = N
             stderr=subprocess.STDOUT,
             # A group of its own: Ctrl-C reaches the child once, through us, and a kill takes all of it.
             start_new_session=True,
-            env=_child_environment(),
+            env=child_environment() | dict(environment or {}),
         )
+        _running[child] = False
         try:
             return_code = child.wait(None if timeout_s is None else timeout_s + _GRACE_S)
         except subprocess.TimeoutExpired:
@@ -60,19 +75,46 @@ def run_child(command: Sequence[str], job_dir: Path, timeout_s: float | None = N
             _interrupt(child)
             conclude(job_dir, Status.INTERRUPTED, "interrupted")
             raise
+        finally:
+            was_interrupted = _running.pop(child)
+    if was_interrupted:
+        return conclude(job_dir, Status.INTERRUPTED, "interrupted")
     return conclude(job_dir, *_reading(return_code))
 
 
-def _child_environment() -> dict[str, str]:
-    """The child finds the same harness, also when it was started from a checkout that is not installed."""
+def interrupt_running() -> None:
+    """Tell the children that other threads wait for to end, as Ctrl-C would; returns at once.
+
+    Who does not end in time is killed, and is `interrupted` all the same.
+    """
+    for child in list(_running):
+        _running[child] = True
+        _signal_group(child, signal.SIGINT)
+    timer = threading.Timer(_INTERRUPT_S, _kill_interrupted)
+    timer.daemon = True
+    timer.start()
+
+
+def _kill_interrupted() -> None:
+    for child, was_interrupted in list(_running.items()):
+        if was_interrupted:
+            _signal_group(child, signal.SIGKILL)
+
+
+def child_environment() -> dict[str, str]:
+    """Return the variables of a child. It finds the same harness, also when it was started from a checkout that is not installed."""
     root = str(Path(__file__).resolve().parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
-def _interrupt(child: subprocess.Popen[bytes]) -> None:
+def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGINT)
+        os.killpg(child.pid, number)
+
+
+def _interrupt(child: subprocess.Popen[bytes]) -> None:
+    _signal_group(child, signal.SIGINT)
     try:
         child.wait(_INTERRUPT_S)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -80,8 +122,7 @@ def _interrupt(child: subprocess.Popen[bytes]) -> None:
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+    _signal_group(child, signal.SIGKILL)
     child.wait()
 
 
@@ -122,7 +163,7 @@ def _publish(job_dir: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_child_environment(),
+            env=child_environment(),
             timeout=_PUBLISH_S,
             check=False,
         )

@@ -15,9 +15,6 @@ _CONFIG: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
     ("sweep.dry_run", lambda c: c.sweep.dry_run, "add --cfg job to see one point without running it"),
 )
 
-#: Hydra group → the only choice there is.
-_HYDRA_GROUPS = {"hydra/launcher": "basic", "hydra/sweeper": "basic"}
-
 
 def refuse_not_yet(config: Config) -> None:
     """Raise NotYetAvailable for the first choice that belongs to a later version."""
@@ -25,10 +22,3 @@ def refuse_not_yet(config: Config) -> None:
         if chosen(config):
             section, _, name = field.partition(".")
             raise NotYetAvailable(field, getattr(getattr(config, section), name), instead)
-
-
-def refuse_hydra_group(group: str, choice: str) -> None:
-    """Raise NotYetAvailable for a launcher or sweeper other than Hydra's own."""
-    only = _HYDRA_GROUPS.get(group)
-    if only is not None and choice != only:
-        raise NotYetAvailable(group, choice, f"leave it out ({group}={only})")

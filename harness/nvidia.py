@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -22,40 +25,53 @@ def visible_gpus() -> list[Gpu]:
 
     Empty without a driver, or without the package nvidia-ml-py. Entries that name no GPU end the list, as they do in CUDA.
     """
-    if find_spec("pynvml") is None:
-        return []
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    with _driver() as pynvml:
+        if pynvml is None:
+            return []
+        handles = _handles(pynvml)
         uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
-        return [_describe(handles[index]) for index in _chosen(uuids)]
-    finally:
-        pynvml.nvmlShutdown()
+        return [_describe(handles[index]) for index in _chosen(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))]
+
+
+def gpu_uuids(listing: str | None) -> list[str]:
+    """Return the UUIDs of the GPUs that `listing` names, in the words of `CUDA_VISIBLE_DEVICES`; None: of all."""
+    with _driver() as pynvml:
+        if pynvml is None:
+            return []
+        uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in _handles(pynvml)]
+        return [uuids[index] for index in _chosen(uuids, listing)]
 
 
 def driver_version() -> str | None:
     """Return the driver's version, or None without a driver or without the package nvidia-ml-py."""
+    with _driver() as pynvml:
+        return None if pynvml is None else str(pynvml.nvmlSystemGetDriverVersion())
+
+
+@contextmanager
+def _driver() -> Iterator[Any]:
+    """Open NVML inside the block; None without a driver, or without the package."""
     if find_spec("pynvml") is None:
-        return None
+        yield None
+        return
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return None
+        yield None
+        return
     try:
-        return str(pynvml.nvmlSystemGetDriverVersion())
+        yield pynvml
     finally:
         pynvml.nvmlShutdown()
 
 
-def _chosen(uuids: list[str]) -> list[int]:
-    listing = os.environ.get("CUDA_VISIBLE_DEVICES")
+def _handles(pynvml: Any) -> list[Any]:
+    return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+
+
+def _chosen(uuids: list[str], listing: str | None) -> list[int]:
     if listing is None:
         return list(range(len(uuids)))
     chosen: list[int] = []

@@ -13,7 +13,6 @@ from harness.compose import group_choices
 from harness.errors import ConfigError
 from harness.explain import explain_parse, refuse_choice
 from harness.fields import list_fields
-from harness.not_yet import refuse_hydra_group
 from harness.schema import Config
 
 #: A mapping of these keys names a Python object to import; no configuration may.
@@ -53,8 +52,6 @@ def _without_overlay(overrides: list[str]) -> list[str]:
 
 def _check_group(key: str, value: object, text: str) -> None:
     """Refuse what is no word where a group's choice stands (Hydra's own message does not name it)."""
-    if isinstance(value, str):
-        refuse_hydra_group(key, value)
     choices = group_choices(key)
     words = value if isinstance(value, list) else [value]
     if choices and isinstance(value, ChoiceSweep) and None in value.list:

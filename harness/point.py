@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 import traceback
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.config_hash import cached_commit, expected_hash
@@ -18,6 +20,7 @@ from harness.record import RESULT_FILE, JobRecord, Status
 from harness.record_reader import read_result
 from harness.schema import Config, check, load_config
 from harness.sweep import FINISHED, Point, Row, SweepFolder, has_failed, read_point, row_of
+from harness.terminal import say
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class PointTask:
     configuration: str | ConfigError
     #: `sweep.stop_on_first_failure`
     stops_on_failure: bool = False
+    #: Variables that its process gets: which GPU it may use.
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_point(task: PointTask) -> Row:
@@ -53,6 +58,30 @@ def run_point(task: PointTask) -> Row:
     if task.stops_on_failure and has_failed(row):
         run.sweep.stop(f"job {row['job']} failed and sweep.stop_on_first_failure=true")
     return row
+
+
+def run_aloud(task: PointTask) -> Row:
+    """Run a point and say which one, and how it ended."""
+    say(f"[{task.job_dir.name}] {task.overrides}")
+    row = run_point(task)
+    ending = f"as {row['resumed_from']} found" if row["resumed_from"] else f"after {row['duration_s']:.1f} s"
+    say(f"[{task.job_dir.name}] {row['status']} {ending}")
+    return row
+
+
+def conclude_point(task: PointTask, status: Status, reason: str) -> Row:
+    """End a point whose process is gone, or never began, and return its row: what it recorded as its end stays.
+
+    As in `conclude`, `reason` is one word for `killed`. A process that was ended by a signal is `interrupted` or
+    out of time where `status` says so: whoever sent the signal knows better.
+    """
+    return _PointRun(task).conclude(status, reason)
+
+
+def row_of_point(task: PointTask) -> Row | None:
+    """Return the row of a point; None if this start of the sweep has not begun it."""
+    there = _PointRun(task).there()
+    return None if there is None else there.row
 
 
 class _PointRun:
@@ -93,6 +122,30 @@ class _PointRun:
         if (self.job_dir / RESULT_FILE).exists():
             conclude(self.job_dir, Status.INTERRUPTED, "interrupted")
             self._end()
+
+    def there(self) -> Point | None:
+        """Return what this start of the sweep wrote of the point so far."""
+        points = (p for p in self.sweep.points() if (p.number, p.run) == (self.task.number, self.token))
+        return next(points, None)
+
+    def conclude(self, status: Status, reason: str) -> Row:
+        """Write the status of a point that could not."""
+        there = self.there()
+        if there is None:
+            with suppress(ConfigError):
+                self.key = expected_hash(self._read())
+            duration_s = None
+        else:
+            self.job_dir, self.key = self.sweep.folder / there.row["job"], there.key
+            duration_s = there.row["duration_s"]
+            if there.row["resumed_from"] is not None:
+                return self.sweep.placed(there.row)
+        recorded = conclude(self.job_dir, status, reason)
+        if recorded in (Status.KILLED, Status.INTERRUPTED) and status in (Status.INTERRUPTED, Status.TIMEOUT):
+            error = {"kind": status.name.title(), "message": reason, "traceback": None}
+            JobRecord.attach(self.job_dir).update(status=status, error=error)
+        row = row_of(self.job_dir, self.task.overrides, duration_s)
+        return self._put(row | {"config_hash": row["config_hash"] or self.key})
 
     def _read(self) -> Config:
         if isinstance(self.task.configuration, ConfigError):
@@ -139,7 +192,7 @@ class _PointRun:
             JobRecord(self.job_dir)
             (self.job_dir / CONFIG_FILE).write_text(self._configuration(), encoding="utf-8")
             self._put(row_of(self.job_dir, self.task.overrides, None))
-            run_isolated(self.job_dir, config.job.timeout_s)
+            run_isolated(self.job_dir, config.job.timeout_s, self.task.environment)
         except Exception as error:
             record_error(self.job_dir, Status.FAILED, error)
         return self._end()

@@ -75,7 +75,7 @@ def job_folders() -> list[Path]:
         (["-m", "seed=1,2", "sweep.id=a,b"], "sweep.id=a,b: is the same for all jobs"),
         (["-m", "seed=1,2", "sweep.resume=true"], "which sweep? add sweep.id=NAME, or output_dir=FOLDER"),
         (["-m", "seed=1,2", "hydra.sweep.subdir=a/b"], "hydra.sweep.subdir=a/b: give the name of one folder"),
-        (["hydra/launcher=joblib", "-m"], "hydra/launcher=joblib: not yet available"),
+        (["hydra/launcher=jobs", "-m"], "hydra/launcher=jobs: "),
         (["plan", "no-such-folder"], "no-such-folder"),
         (["plam"], "did you mean plan?"),
         (["runn"], "did you mean run?"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,25 @@ def test_what_a_killed_process_recorded_is_published_by_another(tmp_path: Path) 
     assert (wandb["status"], wandb["reason"]) == ("ok", None)
     assert Path(wandb["dir"]).is_absolute()
     assert (tmp_path / "prefill.csv").exists()
+
+
+def test_children_of_other_threads_are_interrupted_and_say_so(tmp_path: Path) -> None:
+    job_dirs = [tmp_path / name for name in ("winds_down", "dies_of_it")]
+    endings = ["record.update(status='interrupted', error={'message': 'wound down'})", "os._exit(1)"]
+    scripts = [
+        f"{RECORDING}\ntry: open('begun', 'w').close(); time.sleep(600)\nexcept KeyboardInterrupt: {ending}"
+        for ending in endings
+    ]
+    for job_dir in job_dirs:
+        job_dir.mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        ends = [
+            pool.submit(run_script, script, job_dir)
+            for script, job_dir in zip(scripts, job_dirs, strict=True)
+        ]
+        while not all((job_dir / "begun").exists() for job_dir in job_dirs):
+            time.sleep(0.01)
+        isolation.interrupt_running()
+        assert [end.result() for end in ends] == [Status.INTERRUPTED, Status.INTERRUPTED]
+    assert result_of(job_dirs[0])["error"]["message"] == "wound down"
+    assert result_of(job_dirs[1])["error"]["message"] == "interrupted"

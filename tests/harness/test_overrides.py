@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import ConfigError, NotYetAvailable
+from harness.errors import ConfigError
 from harness.overrides import is_multirun, read_overrides, refuse_foreign_folder
 
 
@@ -60,11 +60,6 @@ def test_with_multirun_lists_and_choices_are_left_to_the_sweep(written: str) -> 
 def test_an_override_names_no_python_object_and_no_foreign_path(written: str) -> None:
     with pytest.raises(ConfigError):
         read_overrides([written], multirun=False)
-
-
-def test_a_launcher_of_a_later_version_is_refused_by_name() -> None:
-    with pytest.raises(NotYetAvailable, match="hydra/launcher=submitit_slurm"):
-        read_overrides(["hydra/launcher=submitit_slurm"], multirun=True)
 
 
 @pytest.mark.parametrize("written", ["capture.sizes=[1,2", "runner", "a=b=c{", "=3"])

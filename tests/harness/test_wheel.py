@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("conf", "harness", "runners", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+SOURCES = (
+    "conf",
+    "harness",
+    "runners",
+    "hydra_plugins",
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +63,7 @@ def test_the_installed_program_composes_a_job_from_an_empty_folder(site: Path, t
 
 
 def test_the_wheel_holds_every_module_and_every_configuration(site: Path) -> None:
-    for package in ("harness", "runners"):
+    for package in ("harness", "runners", "hydra_plugins"):
         assert files(ROOT / package, ".py") == files(site / package, ".py", leave_out="conf/")
     assert files(ROOT / "conf", ".yaml") == files(site / "harness" / "conf", ".yaml")
     data = "harness/workload/data"
