@@ -1,6 +1,6 @@
 """Checks and times the fused layers on one GPU, with random weights; needs no checkpoint.
 
-    python scripts/bench_fused.py OUT.json [--dims 0.6b 8b] [--seconds 100]
+    python scripts/bench_fused.py OUT.json [--dims 0.6b 8b] [--seconds 100] [--only attention]
 
 Each part prints its own failure and the rest goes on. Everything measured goes to OUT.json; the last
 lines are a short table. Parts: products against float32 and whole layers against their plain twins
@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from fused_bench.attention_bench import bench_attention, print_attention_table
 from fused_bench.checks import check_model, check_products
 from fused_bench.compile_ahead import compile_ahead
 from fused_bench.rig import ALL_DIMS, CONTEXT, RESULTS, Dims, part, random_decoder
@@ -57,10 +58,20 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="JSON file to write")
     parser.add_argument("--dims", nargs="+", default=["0.6b", "8b"], choices=sorted(ALL_DIMS))
     parser.add_argument("--seconds", type=float, default=100, help="start no new part after this time")
+    parser.add_argument("--only", choices=["attention"], help="variants of attention, and nothing else")
+    parser.add_argument("--dry-run", action="store_true", help="with --only: tiny, by Triton's interpreter")
     args = parser.parse_args()
     start = time.time()
     torch.manual_seed(0)
     chosen = [ALL_DIMS[name] for name in args.dims]
+    if args.only:
+        if not args.dry_run:
+            with part("bandwidth"):
+                bandwidth()
+        bench_attention(chosen, args.seconds - (time.time() - start), args.dry_run)
+        args.out.write_text(json.dumps(RESULTS, indent=1, default=str))
+        print_attention_table()
+        return
     decoders: dict[str, FusedDecoder] = {}
 
     def build(dims: Dims) -> None:

@@ -6,6 +6,7 @@ alone, so that a captured graph is ready as soon as its inputs are copied: host 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,12 @@ _MAX_SPLITS = 16
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """How the kernel cuts a batch up: `splits` programs a request and key head, `block` tokens a turn."""
+    """How the kernel cuts a batch up.
+
+    With `heads` (a power of two): the striped kernel, a program for `heads` key heads of each of `splits`
+    spans of a request; a turn takes `block` tokens a stripe, and there are `num_warps` stripes.
+    Without: the blocked kernel, `splits` programs a request and key head, `block` tokens a turn.
+    """
 
     #: A power of two.
     splits: int
@@ -33,9 +39,16 @@ class AttentionTile:
     stages: int = 3
     #: Tokens behind the first block that are brought to the L2 cache while the kernel before runs.
     prefetch: int = 0
+    heads: int = 0
+    #: A span of the striped kernel has at least so many tokens: less is not worth a merge.
+    min_span: int = 64
+    #: Registers a thread may have, so that more programs share a multiprocessor; 0: as many as it likes.
+    registers: int = 0
 
     def __str__(self) -> str:
         name = f"s{self.splits}b{self.block}w{self.num_warps}x{self.stages}"
+        if self.heads:
+            return f"h{self.heads}{name}m{self.min_span}" + (f"r{self.registers}" if self.registers else "")
         return f"{name}p{self.prefetch}" if self.prefetch else name
 
 
@@ -179,13 +192,14 @@ class TritonAttentionBackend(AttentionBackend):
         self, q: torch.Tensor, inputs: HeadInputs | None, layer: AttentionLayer, batch: ForwardBatch
     ) -> torch.Tensor:
         from runners.models.fused.kernels.decode_attention import decode_attention_kernel
+        from runners.models.fused.kernels.striped_attention import striped_attention_kernel
         from runners.models.fused.launch import launch, launch_options
 
         group, bs = self.groups[layer.group_id], q.shape[0]
         heads = group.num_kv_heads
         tile = self.tile(bs)
         share = group.num_qo_heads // heads
-        share_block = max(16, 1 << (share - 1).bit_length())
+        power = 1 << (share - 1).bit_length()
         out = q.new_empty(bs, group.num_qo_heads, group.head_dim)
         # With one split nothing is partial, and the kernel does not look at these.
         parts = bs * heads * tile.splits if tile.splits > 1 else 1
@@ -193,16 +207,28 @@ class TritonAttentionBackend(AttentionBackend):
         stat = q.new_empty(parts * 2 * share, dtype=torch.float32)
         norms = (q, q) if inputs is None or inputs.q_norm is None else (inputs.q_norm, inputs.k_norm)
         table = self.kv.page_table
-        launch(decode_attention_kernel, (heads, tile.splits, bs),
+        limit = {"maxnreg": tile.registers} if tile.registers else {}
+        if tile.heads:
+            # The largest power of two up to the tile's that divides the heads.
+            together = math.gcd(tile.heads, heads)
+            kernel, grid = striped_attention_kernel, (heads // together, tile.splits, bs)
+            options = {
+                "GROUP_BLOCK": max(8, power), "HEADS": together, "WAYS": max(1, tile.num_warps // together),
+                "MIN_SPAN": tile.min_span,
+            }  # fmt: skip
+        else:
+            kernel, grid = decode_attention_kernel, (heads, tile.splits, bs)
+            prefetch = tile.prefetch if layer.k_cache.element_size() == 2 else -1
+            options = {"GROUP_BLOCK": max(16, power), "PREFETCH": prefetch}
+        launch(kernel, grid,
             q, *norms, q if inputs is None else inputs.cos_sin, layer.k_cache, layer.v_cache, table,
             batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc, out, part, stat, self._counters,
             table.stride(0), group.sm_scale, 0.0 if inputs is None else inputs.layout.eps,
-            NUM_KV_HEADS=heads, GROUP=share, GROUP_POWER=1 << (share - 1).bit_length(), GROUP_BLOCK=share_block, HEAD_DIM=group.head_dim,
+            NUM_KV_HEADS=heads, GROUP=share, GROUP_POWER=power, HEAD_DIM=group.head_dim,
             PAGE_SIZE=self.kv.page_size, WINDOW=group.sliding_window or 0,
             SOFT_CAP=group.logits_soft_cap or 0.0, FUSED=inputs is not None, HAS_NORM=norms[0] is not q,
-            SPLITS=tile.splits, BLOCK=tile.block, STAGES=tile.stages,
-            PREFETCH=tile.prefetch if layer.k_cache.element_size() == 2 else -1, PDL=self.pdl,
-            **launch_options(self.pdl, num_warps=tile.num_warps),
+            SPLITS=tile.splits, BLOCK=tile.block, STAGES=tile.stages, PDL=self.pdl, **options,
+            **launch_options(self.pdl, num_warps=tile.num_warps, **limit),
         )  # fmt: skip
         return out
 

@@ -74,7 +74,7 @@ def _compile_some(jobs: list[Job], tiles: list[tuple[Dims, AttentionTile]]) -> N
             print(f"   compile {tile}: {type(error).__name__}: {str(error)[:120]}", flush=True)
     for job in jobs:
         try:
-            _compile_product(job)
+            compile_product(job)
         except Exception as error:
             print(f"   compile {job[0]} m={job[4]} {job[5]}: {str(error)[:120]}", flush=True)
     torch.cuda.synchronize()
@@ -93,7 +93,8 @@ def _compile_attention(dims: Dims, tile: AttentionTile) -> None:
         backend.attend_fused(qkv, inputs, AttentionLayer(0, kv.k_cache[0], kv.v_cache[0]), batch)
 
 
-def _compile_product(job: Job) -> None:
+def compile_product(job: Job) -> None:
+    """Run one product once."""
     name, n, k, tied, rows, recipe, width, pdl = job
     weight = torch.empty((2 if name == "gate_up" else 1) * n, k, dtype=torch.bfloat16, device=DEVICE)
     product = shape_product(name, n, k, tied, weight)

@@ -23,7 +23,7 @@ from runners.paged_kv import PagedKV
 
 BATCHES = (1, 8, 32, 128)
 CONTEXT = 512
-DEVICE = torch.device("cuda:0")
+DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 #: What every part adds to; the file at the end.
 RESULTS: dict[str, Any] = {"errors": {}}
 
@@ -68,7 +68,7 @@ ALL_DIMS = {
 
 
 @contextmanager
-def part(name: str) -> Iterator[None]:
+def part(name: str, quiet: bool = False) -> Iterator[None]:
     """A part that may fail without ending the run."""
     start = time.time()
     try:
@@ -76,7 +76,8 @@ def part(name: str) -> Iterator[None]:
     except Exception as error:
         RESULTS["errors"][name] = traceback.format_exc()
         print(f"!! {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-    print(f"-- {name}: {time.time() - start:.1f} s", flush=True)
+    if not quiet:
+        print(f"-- {name}: {time.time() - start:.1f} s", flush=True)
 
 
 def random_decoder(

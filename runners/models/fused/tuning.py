@@ -162,7 +162,13 @@ class WinnerTable:
         shapes = {(g.num_qo_heads, g.num_kv_heads, g.head_dim) for g in backend.groups}
         if len(shapes) != 1 or backend.kv.dtype.itemsize != 2:
             return None
-        return self._attention.get((*shapes.pop(), rows))
+        return self.attention_entry(*shapes.pop(), rows)
+
+    def attention_entry(
+        self, num_qo_heads: int, num_kv_heads: int, head_dim: int, rows: int
+    ) -> dict[str, Any] | None:
+        """The entry of these heads, for up to `rows` rows."""
+        return self._attention.get((num_qo_heads, num_kv_heads, head_dim, rows))
 
 
 def recipe_of(entry: Mapping[str, Any]) -> Recipe:

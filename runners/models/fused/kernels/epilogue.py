@@ -16,7 +16,7 @@ def row_scale(squares_ptr, rows, mask_m, num_parts, k, eps, PARTS_BLOCK: tl.cons
 
 
 @triton.jit
-def arrives_last(counter_ptr, num_programs: tl.constexpr):
+def arrives_last(counter_ptr, num_programs):
     """Announce this program's stores; True for the last of `num_programs`, which sees all of theirs.
 
     The counter is zero before and after.
