@@ -1,6 +1,7 @@
 """Checks and times the fused layers on one GPU, with random weights; needs no checkpoint.
 
     python scripts/bench_fused.py OUT.json [--dims 0.6b 8b] [--seconds 100] [--only attention]
+    python scripts/bench_fused.py MEASURED.json --write-table runners/models/fused/tables/DEVICE.json
 
 Each part prints its own failure and the rest goes on. Everything measured goes to OUT.json; the last
 lines are a short table. Parts: products against float32 and whole layers against their plain twins
@@ -24,6 +25,7 @@ from fused_bench.checks import check_model, check_products
 from fused_bench.compile_ahead import compile_ahead
 from fused_bench.rig import ALL_DIMS, CONTEXT, RESULTS, Dims, part, random_decoder
 from fused_bench.timings import bandwidth, time_attention, time_product_choice, time_steps
+from fused_bench.write_table import write_table
 
 from runners.models.fused.layers import FusedDecoder
 
@@ -55,12 +57,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("out", type=Path, help="JSON file to write")
+    parser.add_argument("out", type=Path, help="JSON file to write, or with --write-table to read")
     parser.add_argument("--dims", nargs="+", default=["0.6b", "8b"], choices=sorted(ALL_DIMS))
     parser.add_argument("--seconds", type=float, default=100, help="start no new part after this time")
     parser.add_argument("--only", choices=["attention"], help="variants of attention, and nothing else")
+    parser.add_argument(
+        "--write-table",
+        type=Path,
+        metavar="TABLE",
+        help="measure nothing: write the attention of OUT.json into TABLE",
+    )
     parser.add_argument("--dry-run", action="store_true", help="with --only: tiny, by Triton's interpreter")
     args = parser.parse_args()
+    if args.write_table:
+        write_table(args.out, args.write_table)
+        return
     start = time.time()
     torch.manual_seed(0)
     chosen = [ALL_DIMS[name] for name in args.dims]

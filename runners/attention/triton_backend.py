@@ -21,6 +21,7 @@ from runners.paged_kv import PagedKV
 #: Programs that keep every multiprocessor of a large GPU busy; fewer heads are split until there are as many.
 _TARGET_PROGRAMS = 256
 _MAX_SPLITS = 16
+_IN_FLIGHT_BYTES = 96 << 10
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,21 @@ class AttentionTile:
         return f"{name}p{self.prefetch}" if self.prefetch else name
 
 
-def default_tile(batch_size: int, num_kv_heads: int) -> AttentionTile:
-    """The tile for a batch when nothing was measured."""
+def default_tile(batch_size: int, num_kv_heads: int, row_bytes: int = 256) -> AttentionTile:
+    """The tile for a batch when nothing was measured; `row_bytes` is the size of one key in the cache.
+
+    After what won on an H200: spans until a large GPU is busy, narrow programs where they are many; several
+    heads a program once the batch alone makes enough of them. Loads in flight are kept to 96 KiB.
+    """
     splits = 1
     while splits < _MAX_SPLITS and batch_size * num_kv_heads * splits * 2 <= _TARGET_PROGRAMS:
         splits *= 2
-    return AttentionTile(splits, block=32 if splits == _MAX_SPLITS else 64)
+    heads = 4 if batch_size * num_kv_heads > 2 * _TARGET_PROGRAMS else 1
+    num_warps = 2 if splits > 4 or row_bytes > 512 else 4
+    turn_bytes = 2 * 16 * num_warps * row_bytes
+    stages = 1 + min(3, max(1, _IN_FLIGHT_BYTES // turn_bytes))
+    min_span = 32 if splits == _MAX_SPLITS else 128
+    return AttentionTile(splits, 16, num_warps, stages, heads=heads, min_span=min_span)
 
 
 def unusable_reason(groups: Sequence[AttentionGroup]) -> str | None:
@@ -185,8 +195,12 @@ class TritonAttentionBackend(AttentionBackend):
         return self._launch(qkv, inputs, layer, batch)
 
     def tile(self, batch_size: int) -> AttentionTile:
-        """The tile for a batch: the one set for it, or the rule of thumb."""
-        return self.tiles.get(batch_size) or default_tile(batch_size, self._max_kv_heads)
+        """The tile for a batch: the one set for it, or the rule of thumb.
+
+        A captured graph keeps it for requests of every length.
+        """
+        row_bytes = max(group.head_dim for group in self.groups) * self.kv.dtype.itemsize
+        return self.tiles.get(batch_size) or default_tile(batch_size, self._max_kv_heads, row_bytes)
 
     def _launch(
         self, q: torch.Tensor, inputs: HeadInputs | None, layer: AttentionLayer, batch: ForwardBatch

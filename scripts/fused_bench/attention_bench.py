@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from fused_bench.attention_check import DTYPE, LENGTHS, Shape, check_tile
 from fused_bench.compile_ahead import compile_product, shape_product
 from fused_bench.flashinfer_times import time_flashinfer
 from fused_bench.rig import ALL_DIMS, DEVICE, RESULTS, Dims, decode_batch, make_kv, part, triton_backend
@@ -29,6 +28,7 @@ from runners.models.fused.recipe import VENDOR, Recipe, run_product
 from runners.models.fused.skinny_gemm import Product, Rows
 from runners.models.fused.tuning import WinnerTable, recipe_of, table_path
 from runners.paged_kv import PagedKV
+from tests.runners.attention_case import DTYPE, LENGTHS, Shape, check_tile
 
 BATCHES = (32, 8, 128, 1, 256)
 CONTEXTS = (512, 128, 2048)

@@ -1,4 +1,4 @@
-"""One attention tile against float32, on requests of unlike lengths."""
+"""Our decode attention by one tile against float32, on requests of unlike lengths."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from fused_bench.rig import DEVICE, decode_batch
 from runners.attention.base import AttentionGroup, AttentionLayer
 from runners.attention.torch_backend import TorchAttentionBackend
 from runners.attention.triton_backend import AttentionTile, TritonAttentionBackend
+from runners.forward_batch import ForwardBatch, ForwardMode
 from runners.models.fused.qk_rope_cache import HeadInputs, QkvLayout, split_heads
 from runners.paged_kv import PagedKV
 
+DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 #: Triton's interpreter multiplies no bfloat16.
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 LENGTHS = (1, 2, 16, 17, 63, 64, 65, 129, 512, 777, 2048)
@@ -33,6 +34,7 @@ class Shape:
     soft_cap: float | None = None
     fused: bool = True
     has_norm: bool = True
+    dtype: torch.dtype = DTYPE
 
 
 def check_tile(
@@ -40,7 +42,7 @@ def check_tile(
 ) -> dict[str, Any]:
     """Worst error of outputs and cache writes, and `bad`: what is wrong, or an empty string."""
     torch.manual_seed(1)
-    case = _Case(shape, lengths)
+    case = AttentionCase(shape, lengths)
     # With NaN where no token is: masked values must not reach the result.
     want, new_k, new_v = case.reference()
     outs = []
@@ -68,21 +70,23 @@ def _relative(got: torch.Tensor, want: torch.Tensor) -> float:
     return difference if difference == difference else 9.0
 
 
-class _Case:
+class AttentionCase:
+    """A request of each length, whose last token is the step's."""
+
     def __init__(self, shape: Shape, lengths: tuple[int, ...]) -> None:
-        self.shape, self.lengths = shape, list(lengths)
+        self.shape, self.lengths, dtype = shape, list(lengths), shape.dtype
         bs, longest = len(lengths), max(lengths)
         group = AttentionGroup(shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5, shape.window,
                                shape.soft_cap)  # fmt: skip
         pages = sum(-(-n // shape.page_size) for n in lengths) + 1
         self.kv = PagedKV([group], num_pages=pages, page_size=shape.page_size, max_requests=bs, max_seq_len=longest,
-                          dtype=DTYPE, device=DEVICE)  # fmt: skip
+                          dtype=dtype, device=DEVICE)  # fmt: skip
         rows = []
         for n in lengths:
             rows.append(self.kv.add_request())
             assert self.kv.extend(rows[-1], n)
         self.kv.flush()
-        self.batch = decode_batch(self.kv, rows, self.lengths, 100)
+        self.batch = self._decode_step(rows)
         for cache in (self.kv.k_cache[0], self.kv.v_cache[0]):
             cache.normal_()
         options: dict[str, Any] = {"max_batch_size": bs, "max_seq_len": longest, "device": DEVICE}
@@ -94,11 +98,19 @@ class _Case:
             0, 1, half, device=DEVICE
         )
         cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
-        q_norm, k_norm = (torch.rand(shape.head_dim, device=DEVICE).to(DTYPE) + 0.5 for _ in range(2))
+        q_norm, k_norm = (torch.rand(shape.head_dim, device=DEVICE).to(dtype) + 0.5 for _ in range(2))
         norms = (q_norm, k_norm) if shape.has_norm else (None, None)
         self.inputs = HeadInputs(layout, *norms, cos_sin, self.batch.positions)
-        self.qkv = torch.randn(bs, layout.num_heads * shape.head_dim, device=DEVICE).to(DTYPE)
+        self.qkv = torch.randn(bs, layout.num_heads * shape.head_dim, device=DEVICE).to(dtype)
         self.layer = AttentionLayer(0, self.kv.k_cache[0], self.kv.v_cache[0])
+
+    def _decode_step(self, rows: list[int]) -> ForwardBatch:
+        lens = torch.tensor(self.lengths, dtype=torch.int32)
+        slots = torch.from_numpy(self.kv.decode_slots(rows, [n - 1 for n in self.lengths]))
+        return ForwardBatch(
+            ForwardMode.DECODE, len(rows), torch.zeros(len(rows), dtype=torch.int64), lens.long() - 1,
+            torch.tensor(rows, dtype=torch.int32), lens, lens, sum(self.lengths), slots,
+        ).to(DEVICE)  # fmt: skip
 
     def reference(self) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
         """Outputs `[heads, head_dim]` of each request and the new keys and values, in float32."""

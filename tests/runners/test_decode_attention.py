@@ -1,0 +1,76 @@
+"""Our decode attention by Triton's interpreter; `tests/gpu/test_decode_attention.py` has it compiled."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from runners.attention.triton_backend import AttentionTile, default_tile
+from tests.runners.attention_case import Shape, check_tile
+
+needs_interpreter = pytest.mark.skipif(
+    find_spec("triton") is None or torch.cuda.is_available(),
+    reason="triton is not installed, or tests/gpu runs the compiled kernels",
+)
+SHAPE = Shape(4, 2, 16)
+STRIPED = AttentionTile(2, 16, 2, 2, heads=1, min_span=16)
+LENGTHS = (1, 17, 65)
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[Executor]:
+    """A process of its own: Triton must not have been imported before the variable is set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            yield pool
+
+
+def _bad(interpreter: Executor, shape: Shape, tile: AttentionTile) -> object:
+    return interpreter.submit(check_tile, shape, tile, False, LENGTHS).result()["bad"]
+
+
+@needs_interpreter
+@pytest.mark.parametrize(
+    "tile",
+    [
+        STRIPED,
+        replace(STRIPED, heads=2),
+        replace(STRIPED, splits=1, num_warps=4),
+        replace(STRIPED, splits=4, heads=8),
+        AttentionTile(2, 16, 4, 2),
+    ],
+    ids=str,
+)
+def test_every_tile_attends_to_all_tokens_and_no_free_slot(
+    interpreter: Executor, tile: AttentionTile
+) -> None:
+    assert not _bad(interpreter, SHAPE, tile)
+
+
+@needs_interpreter
+@pytest.mark.parametrize(
+    "shape",
+    [
+        replace(SHAPE, page_size=1),
+        replace(SHAPE, page_size=32, has_norm=False),
+        replace(SHAPE, heads=9, kv_heads=3),
+        replace(SHAPE, window=20, soft_cap=5.0),
+        replace(SHAPE, window=7, fused=False),
+    ],
+    ids=str,
+)
+def test_every_option_of_a_model_and_its_cache(interpreter: Executor, shape: Shape) -> None:
+    assert not _bad(interpreter, shape, STRIPED)
+
+
+def test_without_a_measurement_small_batches_are_cut_into_spans() -> None:
+    assert [default_tile(rows, 8).splits for rows in (1, 2, 8, 32, 256)] == [16, 16, 4, 1, 1]
+    assert default_tile(256, 8).heads > default_tile(32, 8).heads
+    assert all(default_tile(rows, 8, 1024).stages == 2 for rows in (1, 8, 256))
