@@ -70,11 +70,14 @@ def runner_config(config: Config, device: torch.device) -> RunnerConfig:
     )
 
 
-def scheduler_limits(config: Config) -> SchedulerLimits:
-    """Return what the scheduler may use: the pool less its null page, the chunk, the longest request."""
+def scheduler_limits(config: Config, num_pages: int | None = None) -> SchedulerLimits:
+    """Return what the scheduler may use: the pool less its null page, the chunk, the longest request.
+
+    `num_pages` is the pool as it was built; None for what the configuration asks for.
+    """
     runner, attention = config.runner, config.attention
     pages_per_request = -(-config.model.max_seq_len // attention.page_size)
-    num_pages = attention.num_pages or runner.max_batch_size * pages_per_request + 1
+    num_pages = num_pages or attention.num_pages or runner.max_batch_size * pages_per_request + 1
     return SchedulerLimits(
         max_batch_size=runner.max_batch_size,
         num_pages=num_pages - 1,

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from harness.schema import Config, check, load_config
 if TYPE_CHECKING:
     import torch
 
+    from harness.memory import MemoryBudget
     from harness.parity import ParityReport
     from harness.workload.base import Workload
     from runners.capture import CaptureRecord, CompileCost
@@ -93,6 +94,7 @@ class Experiment:
         self.device: torch.device
         self.model_spec: ModelSpec
         self.loaded: LoadedModel
+        self.budget: MemoryBudget
         self.settings: RunnerConfig
         self.runner: ModelRunner
         #: What parity has proven so far.
@@ -153,22 +155,27 @@ class Experiment:
     def build(self) -> None:
         """Load the model, and see that the cache will fit beside it."""
         from harness.build import describe_model, runner_config
-        from harness.memory import plan_memory
+        from harness.memory import cut_warning, plan_memory
         from runners.models.loader import load_model
 
         with self.progress.task(LOAD):
             self.loaded = load_model(self.model_spec, self.device)
-        self.settings = runner_config(self.config, self.device)
-        budget = plan_memory(self.loaded, self.settings, self.device)
+        settings = runner_config(self.config, self.device)
+        fraction = self.config.attention.memory_fraction
+        self.budget = plan_memory(self.loaded, settings, self.device, fraction)
         self.record.update(
-            model=describe_model(self.config.model, self.loaded), memory={"budget": asdict(budget)}
+            model=describe_model(self.config.model, self.loaded), memory={"budget": asdict(self.budget)}
         )
-        budget.check()
+        self.budget.check()
+        self.settings = replace(settings, num_pages=self.budget.num_pages)
+        if (cut := cut_warning(self.budget, settings, fraction)) is not None:
+            self.record.warn(cut)
 
     @_timed
     def capture(self) -> None:
         """Build the runner, which captures its graphs: a row per size, largest first."""
         from harness.capture_list import capture_list
+        from harness.memory import memory_part
         from runners.model_runner import ModelRunner
         from runners.padding import StepCosts
 
@@ -189,6 +196,7 @@ class Experiment:
             seconds = time.perf_counter() - started
         self.record.finish("capture")
         self.record.update(
+            memory=memory_part(self.budget, self.runner),
             graph_backend=self.runner.graph_backend,
             attention=self.runner.attn_backend.describe(),
             capture={

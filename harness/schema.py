@@ -44,7 +44,11 @@ class AttentionConfig:
     page_size: int = number(16, ge=1)
     """Tokens a KV page."""
     num_pages: int | None = number(None, ge=2)
-    """Pages of the KV pool, the reserved null page included; null: enough for every request at full length."""
+    """Pages of the KV pool, the reserved null page included; null: enough for every request at full length, on
+    CUDA no more than fit."""
+    memory_fraction: float = number(0.9, gt=0.0, le=1.0)
+    """Part of the device memory that is free once the weights are loaded, for all that follows; sizes the pool on
+    CUDA where `num_pages` is null."""
     overcommit: bool = False
     """Admit a pool smaller than `max_batch_size` requests at full length; the scheduler then preempts."""
     kv_cache_dtype: str = one_of(

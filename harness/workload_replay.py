@@ -112,7 +112,7 @@ def replay_workload(
 
     Rows of steps and requests are written as they come, also when the replay is cut short.
     """
-    policy = SchedulerPolicy(scheduler_limits(config))
+    policy = SchedulerPolicy(scheduler_limits(config, runner.config.num_kv_pages))
     max_in_flight = 2 if config.runner.overlap else 1
     card = telemetry or Telemetry.of(runner.device)
     tally, executor = ReplayTally(), ModelExecutor(runner, config.seed, max_in_flight, card)

@@ -99,7 +99,12 @@ class RunnerConfig:
     @property
     def num_kv_pages(self) -> int:
         """Pages of the KV pool, the null page included."""
-        return self.num_pages or self.max_batch_size * -(-self.max_seq_len // self.page_size) + 1
+        return self.num_pages or self.max_batch_size * self.pages_per_request + 1
+
+    @property
+    def pages_per_request(self) -> int:
+        """Pages of a request of `max_seq_len` tokens."""
+        return -(-self.max_seq_len // self.page_size)
 
     @property
     def compile_sizes(self) -> tuple[int, ...]:

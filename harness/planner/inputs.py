@@ -98,7 +98,7 @@ def limits_of(result: Mapping[str, Any], args: argparse.Namespace) -> SchedulerL
     max_seq_len = args.max_seq_len or config["model"]["max_seq_len"]
     max_batch_size = args.max_batch_size or config["runner"]["max_batch_size"]
     page_size = config["attention"]["page_size"]
-    given = args.num_pages or (config["attention"].get("num_pages") or 0) - 1
+    given = args.num_pages or (config["attention"].get("num_pages") or _cut_pool(result) or 0) - 1
     return SchedulerLimits(
         max_batch_size=max_batch_size,
         num_pages=given if given > 0 else max_batch_size * -(-max_seq_len // page_size),
@@ -106,6 +106,15 @@ def limits_of(result: Mapping[str, Any], args: argparse.Namespace) -> SchedulerL
         prefill_chunk_tokens=args.prefill_chunk_tokens or config["runner"]["prefill_chunk_tokens"],
         max_seq_len=max_seq_len,
     )
+
+
+def _cut_pool(result: Mapping[str, Any]) -> int | None:
+    """Pages of a pool that was cut to what fitted the device; None for one of every request at full length."""
+    config, budget = result["config"], (result.get("memory") or {}).get("budget") or {}
+    per_request = -(-config["model"]["max_seq_len"] // config["attention"]["page_size"])
+    whole = config["runner"]["max_batch_size"] * per_request + 1
+    pages: int = budget.get("num_pages") or whole
+    return pages if pages < whole else None
 
 
 def page_bytes(result: Mapping[str, Any]) -> int | None:

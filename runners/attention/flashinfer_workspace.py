@@ -126,6 +126,15 @@ def prefill_token_limit(max_batch_size: int, max_seq_len: int) -> int:
     return min(max_batch_size * max_seq_len, _MAX_PREFILL_TOKENS)
 
 
+def needed_workspace_bytes(
+    groups: Sequence[AttentionGroup], *, max_batch_size: int, max_prefill_tokens: int, num_sms: int
+) -> int:
+    """Return what `allocate_workspaces` will take on the device for these limits."""
+    shared = max(float_workspace_bytes(group, max_batch_size, num_sms) for group in groups)
+    own = (int_workspace_bytes(group, max_batch_size, max_prefill_tokens, num_sms) for group in groups)
+    return shared + sum(own)
+
+
 def allocate_workspaces(
     groups: Sequence[AttentionGroup],
     *,
