@@ -1,6 +1,6 @@
 """Checks and times the fused layers on one GPU, with random weights; needs no checkpoint.
 
-    python scripts/bench_fused.py OUT.json [--dims 0.6b 8b] [--seconds 100] [--only attention]
+    python scripts/bench_fused.py OUT.json [--dims 0.6b 8b] [--seconds 100] [--only attention|products]
     python scripts/bench_fused.py MEASURED.json --write-table runners/models/fused/tables/DEVICE.json
 
 Each part prints its own failure and the rest goes on. Everything measured goes to OUT.json; the last
@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -27,7 +30,11 @@ from fused_bench.rig import ALL_DIMS, CONTEXT, RESULTS, Dims, part, random_decod
 from fused_bench.timings import bandwidth, time_attention, time_product_choice, time_steps
 from fused_bench.write_table import write_table
 
+from runners.models.fused.gemm_choice import ROW_BUCKETS
 from runners.models.fused.layers import FusedDecoder
+
+#: Name, and what it does.
+Part = tuple[str, Callable[[], object]]
 
 
 def print_table() -> None:
@@ -60,14 +67,20 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="JSON file to write, or with --write-table to read")
     parser.add_argument("--dims", nargs="+", default=["0.6b", "8b"], choices=sorted(ALL_DIMS))
     parser.add_argument("--seconds", type=float, default=100, help="start no new part after this time")
-    parser.add_argument("--only", choices=["attention"], help="variants of attention, and nothing else")
+    parser.add_argument(
+        "--only",
+        choices=["attention", "products"],
+        help="variants of attention, or products at all numbers of rows, and nothing else",
+    )
     parser.add_argument(
         "--write-table",
         type=Path,
         metavar="TABLE",
-        help="measure nothing: write the attention of OUT.json into TABLE",
+        help="measure nothing: write the winners of OUT.json into TABLE",
     )
-    parser.add_argument("--dry-run", action="store_true", help="with --only: tiny, by Triton's interpreter")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="with --only attention: tiny, by Triton's interpreter"
+    )
     args = parser.parse_args()
     if args.write_table:
         write_table(args.out, args.write_table)
@@ -75,6 +88,11 @@ def main() -> None:
     start = time.time()
     torch.manual_seed(0)
     chosen = [ALL_DIMS[name] for name in args.dims]
+    if not args.dry_run:
+        RESULTS["environment"] = environment()
+    if args.only == "products":
+        run_parts(product_parts(chosen), start + args.seconds, args.out)
+        return
     if args.only:
         if not args.dry_run:
             with part("bandwidth"):
@@ -83,16 +101,47 @@ def main() -> None:
         args.out.write_text(json.dumps(RESULTS, indent=1, default=str))
         print_attention_table()
         return
+    run_parts(all_parts(chosen), start + args.seconds, args.out)
+    print_table()
+
+
+def environment() -> dict[str, Any]:
+    """What a table of this run says of where it was made."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    return {
+        "device": torch.cuda.get_device_name(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": versions,
+        "context_len": CONTEXT,
+    }
+
+
+def product_parts(chosen: list[Dims]) -> list[Part]:
+    """The products at every number of rows that a choice is made for."""
+
+    def products(dims: Dims) -> None:
+        time_product_choice(random_decoder(dims), dims, ROW_BUCKETS)
+        torch.cuda.empty_cache()
+
+    return [
+        ("bandwidth", bandwidth),
+        ("compile", lambda: print("  ", compile_ahead(chosen, ROW_BUCKETS, for_checks=False))),
+        *[(f"products {dims.name}", lambda d=dims: products(d)) for dims in chosen],
+    ]
+
+
+def all_parts(chosen: list[Dims]) -> list[Part]:
+    """Everything but the variants of attention."""
     decoders: dict[str, FusedDecoder] = {}
 
     def build(dims: Dims) -> None:
         decoders[dims.name] = random_decoder(dims)
 
     def drop(dims: Dims) -> None:
-        decoders.pop(dims.name)
+        decoders.pop(dims.name, None)
         torch.cuda.empty_cache()
 
-    parts: list[tuple[str, Callable[[], object]]] = [
+    parts: list[Part] = [
         ("bandwidth", bandwidth),
         ("compile", lambda: print("  ", compile_ahead(chosen))),
         *[(f"check products {d.name}", lambda d=d: check_products(d)) for d in chosen],
@@ -106,14 +155,18 @@ def main() -> None:
             (f"steps {dims.name}", lambda d=dims: time_steps(decoders[d.name], d)),
             (f"drop {dims.name}", lambda d=dims: drop(d)),
         ]
+    return parts
+
+
+def run_parts(parts: list[Part], deadline: float, out: Path) -> None:
+    """Run them in order; none begins after the deadline."""
     for name, run in parts:
-        if time.time() - start > args.seconds:
+        if time.time() > deadline:
             RESULTS["errors"][name] = "left out: out of time"
             continue
         with part(name):
             run()
-        args.out.write_text(json.dumps(RESULTS, indent=1, default=str))
-    print_table()
+        out.write_text(json.dumps(RESULTS, indent=1, default=str))
 
 
 if __name__ == "__main__":

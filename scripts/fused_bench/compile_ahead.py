@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Sequence
 
 import torch
 
@@ -30,21 +31,22 @@ def shape_product(name: str, n: int, k: int, tied: bool, weight: torch.Tensor | 
     )  # fmt: skip
 
 
-def compile_ahead(all_dims: list[Dims]) -> str:
-    """Compile every candidate; return how many there were."""
+def compile_ahead(all_dims: list[Dims], all_rows: Sequence[int] = BATCHES, for_checks: bool = True) -> str:
+    """Compile every candidate; return how many there were. The checks need attention and more variants."""
     jobs: dict[tuple[object, ...], Job] = {}
     for dims in all_dims:
         for name, (n, k) in dims.shapes().items():
-            for rows in BATCHES:
+            for rows in all_rows:
                 for index, recipe in enumerate(candidates(shape_product(name, n, k, dims.tied), rows)):
                     wanted = [(width, True) for width in _widths(name, rows, dims)]
-                    wanted += [(64, False)] if index % 4 == 0 else []  # what the checks need
+                    wanted += [(64, False)] if for_checks and index % 4 == 0 else []  # what the checks need
                     for width, pdl in wanted:
                         kind = name if name not in ("output", "down") else "residual"
                         key = (kind, dims.tied and name == "head", recipe, width, pdl)
                         jobs.setdefault(key, (name, n, k, dims.tied, rows, recipe, width, pdl))
     work = list(jobs.values())
-    tiles = list({(dims, tile): None for dims in all_dims for bs in BATCHES for tile in attention_tiles(bs)})
+    batches = BATCHES if for_checks else ()
+    tiles = list({(dims, tile): None for dims in all_dims for bs in batches for tile in attention_tiles(bs)})
     count = min(15, multiprocessing.cpu_count())
     context = multiprocessing.get_context("spawn")
     children = [

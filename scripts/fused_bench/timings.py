@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
@@ -52,11 +52,11 @@ def bandwidth() -> None:
     print(f"   copy {RESULTS['copy_tb_s']:.2f} TB/s")
 
 
-def time_product_choice(decoder: FusedDecoder, dims: Dims) -> None:
+def time_product_choice(decoder: FusedDecoder, dims: Dims, all_rows: Sequence[int] = BATCHES) -> None:
     """Every product by every candidate, the fastest is kept; floor = weight bytes over bandwidth."""
     rows_out = RESULTS.setdefault("products", {}).setdefault(dims.name, [])
     products = decoder.products()
-    for rows in BATCHES:
+    for rows in all_rows:
         for record in decoder.choice.measure(products, rows, pdl=True):
             names = [name for name in (record.product, record.timed_with) if name]
             floor = sum(products[name][0].weight.nbytes for name in names) / RESULTS["copy_tb_s"] / 1e6

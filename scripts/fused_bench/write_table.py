@@ -1,6 +1,6 @@
-"""Writes what `--only attention` measured into a device's table: `bench_fused.py IN.json --write-table TABLE`.
+"""Writes what was measured into a device's table: `bench_fused.py IN.json --write-table TABLE`.
 
-A captured graph keeps its tile for requests of every length, and nobody knows at capture how long they will
+Of products that is the fastest at each number of rows (`product_table`). Of attention: a captured graph keeps its tile for requests of every length, and nobody knows at capture how long they will
 be. So there is one tile for a number of rows: the one whose time, over the best of each context measured,
 has the smallest geometric mean. The context of the published results counts twice.
 """
@@ -14,25 +14,49 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from fused_bench.product_table import with_products
 from fused_bench.rig import ALL_DIMS, CONTEXT
 from runners.attention.triton_backend import AttentionTile
 from runners.models.fused.gemm_choice import ROW_BUCKETS
 
 _MAX_SPLITS = 16
-_START = ' "attention": [\n'
+_START = ' "products": [\n'
 
 
 def write_table(measured: Path, path: Path) -> None:
-    """Replace the attention of the models in the bench's file `measured` in the table at `path`."""
+    """Put the products and the attention of the bench's file `measured` into the table at `path`, or a new one."""
+    results = json.loads(measured.read_text())
+    text = path.read_text() if path.exists() else _new_table(results)
+    table = json.loads(text)
+    products = with_products(table["products"], results.get("products", {}))
+    attention = _with_attention(table["attention"], results.get("attention_cells", {}))
+    # What stands before the entries as it was.
+    head = text[: text.index(_START)]
+    path.write_text(f'{head} "products": {_lines(products)},\n "attention": {_lines(attention)}\n}}\n')
+
+
+def _new_table(results: Mapping[str, Any]) -> str:
+    provenance = {
+        **results["environment"],
+        "command": "python scripts/bench_fused.py OUT.json --only products",
+    }
+    return f'{{\n "provenance": {json.dumps(provenance)},\n "products": [\n ],\n "attention": []\n}}\n'
+
+
+def _lines(entries: list[dict[str, Any]]) -> str:
+    """An entry a line, so that a change is a line of the diff."""
+    return "[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in entries) + "\n ]"
+
+
+def _with_attention(
+    entries: list[dict[str, Any]], measured: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The table's attention, that of the models measured replaced."""
     cells: dict[tuple[str, int], list[Any]] = {}
-    for cell in json.loads(measured.read_text())["attention_cells"].values():
+    for cell in measured.values():
         cells.setdefault((cell["model"], cell["batch_size"]), []).append(cell)
     new = [entry for name in dict.fromkeys(name for name, _ in cells) for entry in _entries(name, cells)]
-    text = path.read_text()
-    kept = [entry for entry in json.loads(text)["attention"] if _heads(entry) not in set(map(_heads, new))]
-    # An entry a line, and what stands before them as it was.
-    lines = ",\n".join(f"  {json.dumps(entry)}" for entry in kept + new)
-    path.write_text(f"{text[: text.index(_START)]}{_START}{lines}\n ]\n}}\n")
+    return [entry for entry in entries if _heads(entry) not in set(map(_heads, new))] + new
 
 
 def _heads(entry: Mapping[str, Any]) -> tuple[int, int, int]:

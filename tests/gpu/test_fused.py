@@ -56,7 +56,12 @@ def test_auto_takes_our_own_attention_and_dependent_launch(runner: ModelRunner) 
     assert isinstance(runner.attn_backend, TritonAttentionBackend) and runner.tuning is not None
     modern = torch.cuda.get_device_capability() >= (9, 0)
     assert runner.attn_backend.pdl == modern == runner.tuning.dependent_launch
-    assert {choice.source for choice in runner.tuning.choices} <= {"table", "measured", "default"}
+    assert {choice.source for choice in runner.tuning.choices} <= {
+        "table",
+        "measured",
+        "neighbour",
+        "default",
+    }
 
 
 def test_every_batch_size_replays_what_eager_computes(runner: ModelRunner, requests: Requests) -> None:

@@ -19,7 +19,7 @@ from runners.models.fused.recipe import VENDOR, Recipe, run_product
 from runners.models.fused.skinny_gemm import Product, Rows
 
 #: Rows are rounded up to one of these: the choice of a bucket serves every batch size in it.
-ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
 #: The products of a model, in the order in which they are measured.
 PRODUCTS = ("qkv", "gate_up", "output", "down", "head")
 #: Product → the one that reads its output, for those that may leave partial sums.

@@ -1,7 +1,8 @@
 """Chooses how the fused layers run on this device, before the capture.
 
 A table of measured winners is shipped for the devices it was measured on, so that a start-up costs no
-measurement there. A product that no table knows is measured, a few candidates each.
+measurement there. A product that no table knows is measured, a few candidates each, until the time for it
+is up; at the numbers of rows that are left then, a product runs as at the next one that was measured.
 """
 
 from __future__ import annotations
@@ -17,16 +18,23 @@ import torch
 
 from runners.attention.base import AttentionBackend
 from runners.attention.triton_backend import AttentionTile, TritonAttentionBackend
-from runners.models.fused.gemm_choice import PRODUCTS, bucket
+from runners.models.fused.gemm_choice import PRODUCTS, GemmChoice, bucket
 from runners.models.fused.recipe import VENDOR, Recipe
 from runners.models.fused.skinny_gemm import Product, Tile
 
 if TYPE_CHECKING:
     from runners.models.fused.layers import FusedDecoder
 
+#: Rows → entry of a table.
+Entries = dict[int, dict[str, Any]]
+
 TABLES = Path(__file__).parent / "tables"
 #: Candidates measured of a product that no table knows: each is a compile.
 _MAX_CANDIDATES = 4
+#: Seconds after which no further number of rows is measured, so that a start-up stays below 15 s.
+_MEASURE_SECONDS = 6.0
+#: Numbers of rows to measure first: the others lie between them.
+_FIRST_ROWS = (1, 8, 32, 128, 256)
 #: Devices from here on let a kernel start before the one in front has ended.
 _DEPENDENT_LAUNCH = (9, 0)
 
@@ -38,11 +46,12 @@ class Choice:
     product: str
     num_rows: int
     recipe: str
-    #: `table`, `measured` or `default` (nothing was measured: the vendor's GEMM, or the rule of thumb).
+    #: `table`, `measured`, `neighbour` (the time was up: as at `measured_rows`) or `default` (nothing was
+    #: measured: the vendor's GEMM, or the rule of thumb).
     source: str
     #: Of the product, and of the one that reads its output if that was timed with it. None: not measured.
     measured_us: float | None = None
-    #: Rows of the measurement, where the table took it from another number of rows.
+    #: Rows of the measurement: not always `num_rows`.
     measured_rows: int | None = None
 
 
@@ -84,8 +93,9 @@ def tune(model: FusedDecoder, backend: AttentionBackend, batch_sizes: Sequence[i
     model.pdl = pdl
     started = time.perf_counter()
     buckets = sorted({rows for size in batch_sizes if (rows := bucket(size)) is not None})
-    for rows in buckets:
-        tuning.choices += _choose_products(model, table, rows, pdl)
+    for rows in sorted(buckets, key=lambda rows: (rows not in _FIRST_ROWS, rows)):
+        is_late = time.perf_counter() - started > _MEASURE_SECONDS
+        tuning.choices += _choose_products(model, table, rows, pdl, is_late)
     tuning.measure_s = time.perf_counter() - started
     if isinstance(backend, TritonAttentionBackend):
         backend.pdl = pdl
@@ -93,7 +103,9 @@ def tune(model: FusedDecoder, backend: AttentionBackend, batch_sizes: Sequence[i
     return tuning
 
 
-def _choose_products(model: FusedDecoder, table: WinnerTable, rows: int, pdl: bool) -> list[Choice]:
+def _choose_products(
+    model: FusedDecoder, table: WinnerTable, rows: int, pdl: bool, is_late: bool
+) -> list[Choice]:
     products = model.products()
     found = {name: table.product(name, products[name][0], rows) for name in PRODUCTS}
     choices = []
@@ -104,10 +116,25 @@ def _choose_products(model: FusedDecoder, table: WinnerTable, rows: int, pdl: bo
     unknown = [name for name, entry in found.items() if entry is None]
     if model.embedding.element_size() != 2:
         return choices + [Choice(name, rows, str(VENDOR), "default") for name in unknown]
+    if is_late:
+        return choices + [_as_neighbour(model.choice, name, rows) for name in unknown]
     for record in model.choice.measure(products, rows, pdl=pdl, names=unknown, limit=_MAX_CANDIDATES):
         took = record.candidate_us.get(record.recipe)
         choices.append(Choice(record.product, rows, record.recipe, "measured", took, rows))
     return choices
+
+
+def _as_neighbour(choice: GemmChoice, name: str, rows: int) -> Choice:
+    """Let the product `name` run as at the next larger number of rows that was chosen for it, if any.
+
+    A tile of few rows serves many, in turns; that of one row serves no other number.
+    """
+    chosen = sorted(other for product, other in choice.recipes if product == name and other > 1)
+    if not chosen:
+        return Choice(name, rows, str(VENDOR), "default")
+    nearest = next((other for other in chosen if other > rows), chosen[-1])
+    recipe = choice.recipes[name, rows] = choice.recipes[name, nearest]
+    return Choice(name, rows, str(recipe), "neighbour", measured_rows=nearest)
 
 
 def _choose_tiles(
@@ -144,18 +171,17 @@ class WinnerTable:
     def __init__(self, content: Mapping[str, Any] | None = None) -> None:
         content = content or {"provenance": {}, "products": [], "attention": []}
         self.provenance: dict[str, Any] = dict(content["provenance"])
-        self._products = {_product_key(entry): entry for entry in content["products"]}
-        self._attention = {_attention_key(entry): entry for entry in content["attention"]}
+        self._products = _by_rows(content["products"], _PRODUCT_KEY)
+        self._attention = _by_rows(content["attention"], _ATTENTION_KEY)
 
     @classmethod
     def read(cls, path: Path) -> WinnerTable:
         return cls(json.loads(path.read_text()))
 
     def product(self, name: str, product: Product, rows: int) -> dict[str, Any] | None:
-        """The entry of a product of this name, shape and type, for up to `rows` rows."""
-        return self._products.get(
-            (name, product.num_outputs, int(product.weight.shape[1]), rows, _dtype_name(product.weight))
-        )
+        """The entry of a product of this name, shape and type: that of the fewest rows that hold `rows`."""
+        k, dtype = int(product.weight.shape[1]), str(product.weight.dtype).removeprefix("torch.")
+        return _first_with(self._products.get((name, product.num_outputs, k, dtype), {}), rows)
 
     def attention(self, backend: TritonAttentionBackend, rows: int) -> dict[str, Any] | None:
         """The entry of the heads that all groups of `backend` share, None if they differ."""
@@ -167,8 +193,8 @@ class WinnerTable:
     def attention_entry(
         self, num_qo_heads: int, num_kv_heads: int, head_dim: int, rows: int
     ) -> dict[str, Any] | None:
-        """The entry of these heads, for up to `rows` rows."""
-        return self._attention.get((num_qo_heads, num_kv_heads, head_dim, rows))
+        """The entry of these heads: that of the fewest rows that hold `rows`."""
+        return _first_with(self._attention.get((num_qo_heads, num_kv_heads, head_dim), {}), rows)
 
 
 def recipe_of(entry: Mapping[str, Any]) -> Recipe:
@@ -176,13 +202,18 @@ def recipe_of(entry: Mapping[str, Any]) -> Recipe:
     return VENDOR if entry["tile"] is None else Recipe(Tile(**entry["tile"]))
 
 
-def _product_key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(entry[name] for name in ("product", "n", "k", "rows", "dtype"))
+#: What tells entries of a table apart, beside their rows.
+_PRODUCT_KEY = ("product", "n", "k", "dtype")
+_ATTENTION_KEY = ("num_qo_heads", "num_kv_heads", "head_dim")
 
 
-def _attention_key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(entry[name] for name in ("num_qo_heads", "num_kv_heads", "head_dim", "rows"))
+def _by_rows(entries: Sequence[Mapping[str, Any]], key: Sequence[str]) -> dict[tuple[Any, ...], Entries]:
+    """What an entry is of → rows → entry."""
+    found: dict[tuple[Any, ...], Entries] = {}
+    for entry in entries:
+        found.setdefault(tuple(entry[name] for name in key), {})[entry["rows"]] = dict(entry)
+    return found
 
 
-def _dtype_name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _first_with(entries: Entries, rows: int) -> dict[str, Any] | None:
+    return next((entries[other] for other in sorted(entries) if other >= rows), None)

@@ -1,0 +1,61 @@
+"""Which recipe a product runs by: from the table, or from a neighbour."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from runners.models.fused.gemm_choice import PRODUCTS, ROW_BUCKETS, GemmChoice, bucket
+from runners.models.fused.recipe import VENDOR, Recipe
+from runners.models.fused.skinny_gemm import Product, Tile
+from runners.models.fused.tuning import TABLES, WinnerTable, _as_neighbour, recipe_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from fused_bench.rig import ALL_DIMS, Dims
+
+
+def product_of(dims: Dims, name: str) -> Product:
+    n, k = dims.shapes()[name]
+    weight = torch.empty((2 if name == "gate_up" else 1) * n, k, dtype=torch.bfloat16, device="meta")
+    return Product(weight, silu=name == "gate_up", residual=name in ("output", "down"), argmax=name == "head")
+
+
+def test_a_batch_size_runs_in_the_smallest_bucket_that_holds_it() -> None:
+    assert [bucket(n) for n in (1, 3, 17, 25, 33, 65, 129, 193, 256, 257)] == [
+        1, 4, 24, 32, 48, 96, 160, 256, 256, None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", sorted(TABLES.glob("*.json")), ids=lambda path: path.stem)
+def test_a_shipped_table_knows_each_product_at_each_number_of_rows(path: Path) -> None:
+    table = WinnerTable.read(path)
+    for dims in ALL_DIMS.values():
+        for name in PRODUCTS:
+            for rows in ROW_BUCKETS:
+                entry = table.product(name, product_of(dims, name), rows)
+                assert entry is not None and entry["rows"] >= rows
+                tile = recipe_of(entry).tile
+                assert tile is None or tile.block_m > 0 or rows == 1, "that kernel takes one row"
+
+
+def test_a_table_of_another_type_or_shape_knows_nothing() -> None:
+    table = WinnerTable.read(next(TABLES.glob("*.json")))
+    wide = Product(torch.empty(4096, 1024, dtype=torch.float16, device="meta"))
+    assert table.product("qkv", wide, 8) is None
+    assert table.product("qkv", Product(wide.weight[:4000].bfloat16()), 8) is None
+
+
+def test_what_is_not_measured_in_time_runs_as_its_neighbour_and_says_so() -> None:
+    choice, small, large = GemmChoice(), Recipe(Tile(32, 32, 128)), Recipe(Tile(128, 32, 128))
+    assert (_as_neighbour(choice, "qkv", 24).source, choice.recipe("qkv", 24)) == ("default", VENDOR)
+    choice.recipes |= {
+        ("qkv", 1): Recipe(Tile(0, 4, 512)), ("qkv", 32): small, ("qkv", 128): large,
+    }  # fmt: skip
+    for rows, recipe, nearest in ((2, small, 32), (24, small, 32), (48, large, 128), (256, large, 128)):
+        row = _as_neighbour(choice, "qkv", rows)
+        assert (row.source, row.recipe, row.measured_rows) == ("neighbour", str(recipe), nearest)
+        assert choice.recipe("qkv", rows) == recipe
