@@ -78,6 +78,7 @@ def cached_commit(model: ModelConfig) -> str | None:
     return Path(found).parent.name if isinstance(found, str) else None
 
 
+@functools.cache
 def installed_versions() -> dict[str, str | None]:
     """Return the versions of the packages that decide a measurement; None for one not installed."""
     versions: dict[str, str | None] = {}

@@ -168,7 +168,10 @@ class _PointRun:
         """Let the row of `earlier` stand for this point too, and run nothing."""
         source = read_point(earlier)
         assert source is not None, "_is_done has read it"
-        row = source.row | {"resumed_from": earlier.name}
+        row = source.row
+        if row["status"] == Status.RUNNING:  # its sweep was killed right after the job's last word
+            row = row_of(earlier, row["overrides"], None)
+        row = row | {"resumed_from": earlier.name}
         if source.run != self.token:
             self.sweep.put(earlier, replace(source, run=self.token, row=row))
             return self.sweep.placed(row)
