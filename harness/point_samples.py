@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.stats import percentile, rel_iqr, rel_std
+from harness.stats import percentile, rel_iqr, rel_std, undisturbed
 from harness.step_timer import StepTiming
 from harness.telemetry import Reading, medians
 
@@ -26,7 +26,11 @@ class SweepPoint:
 
 @dataclass
 class PointSamples:
-    """The samples of a point and what was noted beside them."""
+    """The samples of a point and what was noted beside them.
+
+    On a CPU, samples during which another process took it are left out of the figures, as long as enough
+    others remain.
+    """
 
     point: SweepPoint
     timings: list[StepTiming] = field(default_factory=list)
@@ -51,6 +55,19 @@ class PointSamples:
         name = f"round {index + 1}: " if num_rounds > 1 else ""
         self._unmet += [name + condition for condition in conditions if condition]
 
+    def _counted(self) -> list[int]:
+        return undisturbed([timing.preempted for timing in self.timings])
+
+    def _conditions(self) -> str | None:
+        """The unmet conditions, and that disturbed samples had to be counted."""
+        num_disturbed = sum(bool(timing.preempted) for timing in self.timings)
+        conditions = list(self._unmet)
+        if num_disturbed and len(self._counted()) == len(self.timings):
+            conditions.append(
+                f"other processes took the CPU in {num_disturbed} of {len(self.timings)} samples"
+            )
+        return "; ".join(conditions) or None
+
     def row(self, floor_ms: float) -> dict[str, Any]:
         """Return the columns of `sizes.csv` that the samples tell, and the point's own."""
         point = self.point
@@ -60,9 +77,9 @@ class PointSamples:
             "mode": point.plan.mode,
             "context_len": point.context_len,
             "num_kv_tokens": point.batch_size * point.context_len,
-            "num_samples": len(self.timings),
-            "num_discarded": self.num_discarded,
-            "unmet_condition": "; ".join(self._unmet) or None,
+            "num_samples": len(self._counted()),
+            "num_discarded": self.num_discarded + len(self.timings) - len(self._counted()),
+            "unmet_condition": self._conditions(),
             "roofline_ms": floor_ms,
             "back_to_back_ms": self.back_to_back_ms,
             "throttle_reasons": " ".join(sorted(self.throttle_reasons)) or None,
@@ -74,12 +91,13 @@ class PointSamples:
 
     def _statistics(self, floor_ms: float) -> dict[str, float | None]:
         """Summarise the samples; everything is None where every block was discarded."""
-        step_ms = [timing.step_ms for timing in self.timings]
+        counted = [self.timings[index] for index in self._counted()]
+        step_ms = [timing.step_ms for timing in counted]
         p50 = percentile(step_ms, 50)
         return {
-            "host_prepare_us_p50": percentile([timing.host_prepare_us for timing in self.timings], 50),
-            "host_exposed_us_p50": percentile([timing.host_exposed_us for timing in self.timings], 50),
-            "replay_ms_p50": percentile([timing.replay_ms for timing in self.timings], 50),
+            "host_prepare_us_p50": percentile([timing.host_prepare_us for timing in counted], 50),
+            "host_exposed_us_p50": percentile([timing.host_exposed_us for timing in counted], 50),
+            "replay_ms_p50": percentile([timing.replay_ms for timing in counted], 50),
             "step_ms_p50": p50,
             "step_ms_p99": percentile(step_ms, 99),
             "rel_std": rel_std(step_ms),
@@ -91,8 +109,8 @@ class PointSamples:
     def _round_std(self) -> float | None:
         """Standard deviation of the rounds' medians over their mean; None with one round."""
         by_round: dict[int, list[float]] = {}
-        for index, timing in zip(self.rounds, self.timings, strict=True):
-            by_round.setdefault(index, []).append(timing.step_ms)
+        for index in self._counted():
+            by_round.setdefault(self.rounds[index], []).append(self.timings[index].step_ms)
         medians_ms = [float(np.median(values)) for values in by_round.values()]
         return float(np.std(medians_ms, ddof=1) / np.mean(medians_ms)) if len(medians_ms) > 1 else None
 

@@ -22,7 +22,7 @@ from harness.plain import to_plain
 from harness.scrub import scrub
 
 #: Readers refuse a newer major version; a new column or field raises the minor one.
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
 
 class Status(StrEnum):
@@ -143,6 +143,7 @@ SAMPLES_SCHEMA = {
     "step_ms": "float64",
     "host_exposed_us": "float64",
     "round": "int64",
+    "preempted": "bool",
 }
 
 

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.durable import read_lines
-from harness.record import BENCH_SERVE_FILE, RESULT_FILE, SCHEMA_VERSION, STREAMS, RecordError, Stream
+from harness.record import (
+    BENCH_SERVE_FILE,
+    RESULT_FIELDS,
+    RESULT_FILE,
+    SCHEMA_VERSION,
+    STREAMS,
+    RecordError,
+    Stream,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +32,7 @@ def read_result(job_dir: str | Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise RecordError(f"{job_dir} holds no {RESULT_FILE}; give the folder of one job") from None
     _check_version(result.get("schema_version"), path)
-    return result
+    return dict.fromkeys(RESULT_FIELDS) | result
 
 
 def read_bench_serve(job_dir: str | Path) -> dict[str, Any] | None:
@@ -53,12 +61,14 @@ def read_stream(job_dir: str | Path, name: str) -> pd.DataFrame:
 
 
 def read_table(job_dir: str | Path, name: str) -> pa.Table:
-    """Return a stream's rows as a pyarrow table; see `read_stream`."""
+    """Return a stream's rows as a pyarrow table; see `read_stream`. A column that an older version did not
+    write is null."""
     folder, stream = Path(job_dir), STREAMS[name]
     path = folder / stream.file_name
     if not path.exists():
         return part_table(folder, stream)
-    return _parquet_table(path) if path.suffix == ".parquet" else _csv_table(folder, path, stream)
+    table = _parquet_table(path) if path.suffix == ".parquet" else _csv_table(folder, path, stream)
+    return _with_all_columns(table, stream)
 
 
 def part_table(job_dir: Path, stream: Stream) -> pa.Table:
@@ -96,6 +106,15 @@ def _parquet_table(path: Path) -> pa.Table:
     return table
 
 
+def _with_all_columns(table: pa.Table, stream: Stream) -> pa.Table:
+    import pyarrow as pa
+
+    for column in arrow_schema(stream):
+        if column.name not in table.column_names:
+            table = table.append_column(column, pa.nulls(len(table), column.type))
+    return table
+
+
 def _csv_table(folder: Path, path: Path, stream: Stream) -> pa.Table:
     """A CSV has no room for a version: `result.json` carries it."""
     import pyarrow.csv
@@ -121,3 +140,12 @@ def _check_version(version: object, path: Path) -> None:
             f"{path} has schema version {version}, this harness reads {SCHEMA_VERSION}; "
             "upgrade it: pip install -U cudagraph-harness"
         )
+
+
+def job_folders(folder: Path) -> list[Path]:
+    """Return the folders of the jobs in a sweep's folder, by number or name."""
+    found = [path.parent for path in folder.glob(f"*/{RESULT_FILE}")]
+    return sorted(
+        found,
+        key=lambda path: (not path.name.isdigit(), int(path.name) if path.name.isdigit() else 0, path.name),
+    )

@@ -157,7 +157,8 @@ class SizeSweep:
                 continue
             samples.add(block, index, reading)
             for timing in block:
-                rule.add(timing.step_ms)
+                if not timing.preempted:
+                    rule.add(timing.step_ms)
         samples.note_unmet(index, config.rounds, warm_up.unmet_condition, rule.unmet_condition)
 
     def _block(self, batch: ForwardBatch, plan: StepPlan, rule: StoppingRule) -> list[StepTiming]:

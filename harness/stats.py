@@ -30,3 +30,13 @@ def rel_iqr(samples: Samples) -> float | None:
         return None
     low, median, high = np.percentile(samples, [25, 50, 75])
     return float((high - low) / abs(median)) if median else None
+
+
+#: Fewer samples than these say too little: then those that another process disturbed count as well.
+MIN_UNDISTURBED = 8
+
+
+def undisturbed(is_disturbed: Sequence[bool | None]) -> list[int]:
+    """Return the indices of the samples that count: those not disturbed, or all if these are too few."""
+    clean = [index for index, disturbed in enumerate(is_disturbed) if not disturbed]
+    return clean if len(clean) >= MIN_UNDISTURBED else list(range(len(is_disturbed)))

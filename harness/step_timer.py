@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ class StepTiming:
     step_ms: float
     #: What the device waited for the host: see `harness.executor`.
     host_exposed_us: float
+    #: Whether another process took the CPU meanwhile; None where a GPU does the work.
+    preempted: bool | None = None
 
 
 class StepTimer:
@@ -55,13 +58,29 @@ class StepTimer:
             self._flush()
         self._work.read()
         self._runner.stopwatch = self._stopwatch
-        start = Instant()
+        before, start = self._num_preemptions(), Instant()
         tokens = Arrival(self._reader.enqueue(self._runner.forward(batch, plan=plan)))
         self._runner.stopwatch = None
         outcome = self._runner.outcome
         assert outcome is not None
         prepare_us = outcome.host_prepare_us
-        return StepTiming(prepare_us, self._stopwatch.elapsed_ms(), tokens.ms_since(start), prepare_us)
+        return StepTiming(
+            prepare_us,
+            self._stopwatch.elapsed_ms(),
+            tokens.ms_since(start),
+            prepare_us,
+            self._was_preempted(before),
+        )
+
+    def _num_preemptions(self) -> int | None:
+        """How often this process lost the CPU to another so far; None where a GPU does the work."""
+        if self._runner.device.type == "cuda":
+            return None
+        return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+    def _was_preempted(self, before: int | None) -> bool | None:
+        now = self._num_preemptions()
+        return None if now is None or before is None else now > before
 
     def overlapped(self, batch: ForwardBatch, plan: StepPlan | None, num_steps: int) -> list[StepTiming]:
         """Time `num_steps` steps in the steady state of two in flight.
@@ -77,14 +96,15 @@ class StepTimer:
         before: Arrival[np.ndarray] | None = None
         # The first two fill the pipeline.
         for index in range(1, num_steps + 3):
-            prepare_us = self._prepare_us
+            prepare_us, num_preemptions = self._prepare_us, self._num_preemptions()
             following = self._launch(fed, plan, index)
             tokens, pending = Arrival(pending), following
             if index > 2 and before is not None:
                 stopwatch, earlier = (self._stopwatches[(index - i) % 3] for i in (1, 2))
                 exposed_us = max(0.0, stopwatch.idle_ms_after(earlier) * 1e3)
                 step_ms = tokens.ms_since(before)
-                timings.append(StepTiming(prepare_us, stopwatch.elapsed_ms(), step_ms, exposed_us))
+                preempted = self._was_preempted(num_preemptions)
+                timings.append(StepTiming(prepare_us, stopwatch.elapsed_ms(), step_ms, exposed_us, preempted))
             before = tokens
         pending.read()
         return timings

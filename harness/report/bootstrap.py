@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,19 @@ def median_error(samples: Series, seed: int = 0) -> MedianError:
         log_error=max(spread, _shift_within(samples) / 2),
         num_blocks=num_blocks,
         spread=math.log(high / low) / _NORMAL_IQR,
+    )
+
+
+def pooled(runs: Sequence[MedianError]) -> MedianError:
+    """Return the median of several runs of one thing: the geometric mean of theirs, surer by their number."""
+    if len(runs) == 1:
+        return runs[0]
+    variance = sum(run.log_error**2 for run in runs) / len(runs) ** 2
+    return MedianError(
+        median=math.exp(sum(math.log(run.median) for run in runs) / len(runs)),
+        log_error=math.sqrt(variance),
+        num_blocks=sum(run.num_blocks for run in runs),
+        spread=math.sqrt(sum(run.spread**2 for run in runs) / len(runs)),
     )
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from harness.durable import replace_file
 from harness.errors import ConfigError
 from harness.record import REPORT_FILE, RESULT_FILE, RecordError
+from harness.record_reader import job_folders
 from harness.report.job_page import job_page
 from harness.report.page import Page, render
 from harness.report.sweep_page import sweep_page
-from harness.report.sweep_rows import job_folders
 
 
 def main(argv: Sequence[str]) -> int:

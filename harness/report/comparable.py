@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.errors import ConfigError
-from harness.record import RecordError
-from harness.record_reader import read_result, read_table
+from harness.record import RESULT_FILE, RecordError, Status
+from harness.record_reader import job_folders, read_result, read_table
+from harness.stats import undisturbed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,7 +42,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """The isolated samples of a point, in ms and in the order of measuring."""
+    """The samples of a point, in ms and in the order of measuring: isolated steps, or those in flight."""
 
     padded_batch_size: int | None
     step_ms: NDArray[np.float64]
@@ -49,12 +50,37 @@ class Series:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two jobs."""
+    """One run of one of the two sides."""
 
     label: str
     path: Path
     result: Mapping[str, Any]
     series: Mapping[Point, Series]
+
+
+def load_runs(label: str, text: str) -> list[Side]:
+    """Read one side: the folder of a job, several with commas between, or a folder of jobs; all of them
+    runs of the same thing. Raises ConfigError if they are not, or if there is none."""
+    runs = [load_side(label, path) for path in _job_folders(label, text)]
+    for other in runs[1:]:
+        unlike = [*config_differences(runs[0], other), *differences(runs[0], other)]
+        if unlike:
+            raise ConfigError(
+                label, other.path, f"is no repeat of {runs[0].path}; give runs of one configuration only:\n  "
+                + "\n  ".join(unlike),
+            )  # fmt: skip
+    return runs
+
+
+def _job_folders(label: str, text: str) -> list[Path]:
+    folders: list[Path] = []
+    for path in map(Path, filter(None, text.split(","))):
+        jobs = [] if (path / RESULT_FILE).exists() else job_folders(path)
+        ended = [job for job in jobs if read_result(job)["status"] == Status.OK]
+        if jobs and not ended:
+            raise ConfigError(label, path, "none of its jobs ended ok; give one that did")
+        folders += ended or [path]
+    return folders
 
 
 def load_side(label: str, path: Path) -> Side:
@@ -68,16 +94,21 @@ def load_side(label: str, path: Path) -> Side:
 def _series(path: Path) -> dict[Point, Series]:
     """Split the samples by point. Of several plans of one mode the first counts: the one in force."""
     table = read_table(path, "samples")
-    names = ("context_len", "batch_size", "padded_batch_size", "mode", "timing", "step_ms")
+    names = ("context_len", "batch_size", "padded_batch_size", "mode", "timing", "step_ms", "preempted")
     rows = zip(*(table[name].to_pylist() for name in names), strict=True)
     padded: dict[Point, int | None] = {}
-    samples: dict[Point, list[float]] = {}
-    for context_len, batch_size, padded_size, mode, timing, step_ms in rows:
+    samples: dict[Point, list[tuple[float, bool | None]]] = {}
+    for context_len, batch_size, padded_size, mode, timing, step_ms, preempted in rows:
         point = Point(context_len or 0, batch_size, mode)
         is_in_force = padded.setdefault(point, padded_size) == padded_size
-        if is_in_force and timing in (None, "isolated") and step_ms is not None and step_ms > 0:
-            samples.setdefault(point, []).append(step_ms)
-    return {point: Series(padded[point], np.array(values)) for point, values in samples.items()}
+        if is_in_force and timing != "back_to_back" and step_ms is not None and step_ms > 0:
+            samples.setdefault(point, []).append((step_ms, preempted))
+    return {point: Series(padded[point], _counted(values)) for point, values in samples.items()}
+
+
+def _counted(samples: list[tuple[float, bool | None]]) -> NDArray[np.float64]:
+    kept = undisturbed([preempted for _, preempted in samples])
+    return np.array([samples[index][0] for index in kept])
 
 
 def check_comparable(a: Side, b: Side, allow_unverified: bool, allow_unlike: bool) -> None:

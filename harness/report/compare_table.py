@@ -97,9 +97,10 @@ def _bound(share: float) -> str:
 
 def _heading(comparison: Comparison) -> Iterator[str]:
     a, b = comparison.a, comparison.b
-    yield f"A: {a.path}"
-    yield f"B: {b.path}"
-    for side in (a, b):
+    for side, runs in ((a, comparison.a_runs), (b, comparison.b_runs)):
+        repeats = f" and {len(runs) - 1} repeats of it" if len(runs) > 1 else ""
+        yield f"{side.label}: {side.path}{repeats}"
+    for side in (*comparison.a_runs, *comparison.b_runs):
         if not is_verified(side):
             yield f"UNVERIFIED: in {side.label} replay was not proven equal to eager; do not rely on its figures"
         if side.result["status"] != "ok":

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import numpy as np
 
 from harness.record import REPORT_FILE, RESULT_FILE, Status
-from harness.record_reader import read_result, read_table
+from harness.record_reader import job_folders, read_result, read_table
 from harness.report.bootstrap import median_error
 from harness.report.capture_charts import capture_seconds, graph_bytes
 from harness.report.comparable import flat
@@ -93,15 +93,6 @@ class Sweep:
     def title_of(self, metric: Metric) -> str:
         """Return the title of a figure, the batch size named."""
         return f"step at batch {self.batch_size}" if metric is STEP_AT_BATCH else metric.title
-
-
-def job_folders(folder: Path) -> list[Path]:
-    """Return the folders of the jobs in a sweep's folder, by number or name."""
-    found = [path.parent for path in folder.glob(f"*/{RESULT_FILE}")]
-    return sorted(
-        found,
-        key=lambda path: (not path.name.isdigit(), int(path.name) if path.name.isdigit() else 0, path.name),
-    )
 
 
 def read_sweep(folder: Path) -> Sweep:

@@ -15,6 +15,8 @@ from harness.report.bootstrap import MedianError, student_quantile
 RERUN_MARGIN = 0.02
 #: A median is not called the SAME if a change of this share could have gone unseen.
 MAX_BLUR = 0.10
+#: A change of less than this share is SAME, however sure it is.
+MIN_EFFECT = 0.01
 #: A difference is SAME within the 98% interval of a re-run, and FAST or SLOW outside the 99.9% interval:
 #: of 60 rows that did not change, the second bound is passed by chance in one comparison out of 33.
 _SAME, _DIFFERENT = 0.99, 0.9995
@@ -51,7 +53,9 @@ class Judgement:
     reason: str = ""
 
 
-def judge(a: MedianError, b: MedianError, rerun_error: float, max_blur: float) -> Judgement:
+def judge(
+    a: MedianError, b: MedianError, rerun_error: float, max_blur: float, min_effect: float = MIN_EFFECT
+) -> Judgement:
     """Judge one pair of series.
 
     Args:
@@ -59,13 +63,15 @@ def judge(a: MedianError, b: MedianError, rerun_error: float, max_blur: float) -
         rerun_error: standard deviation of the log ratio of two runs of the same thing beyond that;
             see `rerun_error`. One run cannot show it.
         max_blur: a change is not called SAME if less than this could have gone unseen.
+        min_effect: a change of less than this is never FAST or SLOW.
     """
     log_ratio = math.log(b.median / a.median)
     same, different = (_half_width(a, b, rerun_error, p) for p in (_SAME, _DIFFERENT))
     verdict, reason = Verdict.SAME, ""
-    if abs(log_ratio) > different:
+    is_worth_a_word = abs(log_ratio) > math.log1p(min_effect)
+    if is_worth_a_word and abs(log_ratio) > different:
         verdict = Verdict.SLOW if log_ratio > 0 else Verdict.FAST
-    elif abs(log_ratio) > same:
+    elif is_worth_a_word and abs(log_ratio) > same:
         verdict, reason = Verdict.AMBIGUOUS, "near the limit"
     elif math.expm1(same) > max_blur:
         verdict, reason = Verdict.AMBIGUOUS, f"noise hides {max_blur:.0%}"
@@ -89,6 +95,34 @@ def rerun_error(pairs: Sequence[Sequence[tuple[MedianError, MedianError]]], marg
     spreads = [math.hypot(a.spread, b.spread) for row in pairs for a, b in row]
     within = _SLOW_SHARE * median(spreads) if spreads else 0.0
     return max(assumed, within, _neighbour_error(pairs))
+
+
+def repeat_error(
+    sides: Sequence[Sequence[MedianError]], num_runs: tuple[int, int], margin: float
+) -> float | None:
+    """Return the same for two sides that were repeated, from what the repeats differ by; None without any.
+
+    The variance between the runs of a side is pooled over all points and both sides, which must have at
+    least four degrees of freedom. Half of `margin` is assumed at least: few repeats in a row see a machine in
+    one mood.
+
+    Args:
+        sides: for each point, the runs of A and the runs of B.
+        num_runs: runs of A, runs of B.
+        margin: as a share; see `rerun_error`.
+    """
+    squares, degrees = 0.0, 0
+    for runs in sides:
+        logs = [math.log(run.median) for run in runs]
+        mean = sum(logs) / len(logs)
+        squares += sum((value - mean) ** 2 for value in logs)
+        degrees += len(logs) - 1
+    if degrees < _MIN_NEIGHBOURS:
+        return None
+    of_one_run = math.sqrt(squares / degrees)
+    assumed = math.log1p(margin) / NormalDist().inv_cdf(0.975) / 2
+    seen = of_one_run * math.sqrt(sum(1 / num for num in num_runs))
+    return max(assumed, seen)
 
 
 def _neighbour_error(pairs: Sequence[Sequence[tuple[MedianError, MedianError]]]) -> float:

@@ -265,7 +265,7 @@ class TestSchemaVersion:
         path = tmp_path / "result.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": "2.0"}))
         for read in (lambda: read_result(tmp_path), lambda: read_table(tmp_path, "sizes")):
-            with pytest.raises(RecordError, match=r"schema version 2\.0, this harness reads 1\.0; upgrade"):
+            with pytest.raises(RecordError, match=r"schema version 2\.0, this harness reads 1\.1; upgrade"):
                 read()
 
     def test_a_newer_major_version_is_refused_in_parquet_and_parts(self, tmp_path: Path) -> None:
@@ -409,3 +409,18 @@ import harness.record, harness.record_reader, harness.tracking, harness.progress
 print([name for name in ("torch", "wandb", "pandas", "pyarrow", "numpy", "rich") if name in sys.modules])
 """
     assert run_python(code).stdout.strip() == "[]"
+
+
+def test_what_an_older_version_did_not_write_is_null(tmp_path: Path) -> None:
+    """Records of minor versions before lack columns and fields: they are read with nulls."""
+    write_job(tmp_path)
+    path = tmp_path / "sizes.csv"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line.rsplit(",", 1)[0] for line in lines) + "\n")
+    result = json.loads((tmp_path / "result.json").read_text())
+    del result["profile"]
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    table = read_table(tmp_path, "sizes")
+    assert set(table.column_names) == set(STREAMS["sizes"].columns)
+    assert table[list(STREAMS["sizes"].columns)[-1]].null_count == len(table)
+    assert read_result(tmp_path)["profile"] is None

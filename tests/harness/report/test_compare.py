@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from harness.errors import ConfigError
-from harness.report.comparable import load_side
+from harness.record import JobRecord
+from harness.report.comparable import load_runs, load_side
 from harness.report.compare import compare, main
 from harness.report.verdict import Verdict
 from tests.harness.job_folder import CONFIG, write_job
@@ -19,7 +20,7 @@ from tests.harness.report.samples import BATCH_SIZES, GPU, MODEL, write_samples
 
 
 def verdicts(a: Path, b: Path) -> dict[str, set[str]]:
-    rows = compare(load_side("A", a), load_side("B", b)).rows
+    rows = compare([load_side("A", a)], [load_side("B", b)]).rows
     return {
         mode: {row.judgement.verdict.value for row in rows if row.point.mode == mode}
         for mode in ("graph", "eager")
@@ -142,8 +143,6 @@ def test_of_two_plans_of_a_mode_the_one_in_force_is_compared(base: Path) -> None
     part = base / "parts"
     assert not part.exists()
     point = {"batch_size": 3, "mode": "graph", "context_len": 128, "timing": "isolated"}
-    from harness.record import JobRecord
-
     with JobRecord(base) as record:
         for padded in (8, 4):
             rows = [
@@ -158,7 +157,7 @@ def test_a_job_cut_off_in_its_sweep_is_compared_by_what_it_has(base: Path, tmp_p
     cut = write_samples(tmp_path / "b", seed=2, batch_sizes=(1, 2))
     result = json.loads((cut / "result.json").read_text()) | {"status": "killed"}
     (cut / "result.json").write_text(json.dumps(result))
-    assert {row.judgement.verdict for row in compare(load_side("A", base), load_side("B", cut)).rows} == {
+    assert {row.judgement.verdict for row in compare([load_side("A", base)], [load_side("B", cut)]).rows} == {
         Verdict.SAME
     }
 
@@ -172,3 +171,54 @@ def test_comparing_imports_no_torch_and_no_plotly(base: Path, tmp_path: Path) ->
         [sys.executable, "-c", program, str(base), str(base)], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_repeats_of_a_side_show_what_re_runs_differ_by(tmp_path: Path) -> None:
+    """Offsets of 4% from run to run: three percent stand out of none, and six of no two runs."""
+    runs = {
+        name: [
+            write_samples(tmp_path / f"{name}{index}", seed=10 * index + ord(name), slow_down=offset)
+            for index, offset in enumerate(offsets)
+        ]
+        for name, offsets in {
+            "a": (0.0, 0.04, -0.04),
+            "b": (0.07, 0.03, 0.11),
+            "c": (0.5, 0.46, 0.55),
+        }.items()
+    }
+    names = {name: ",".join(map(str, folders)) for name, folders in runs.items()}
+    assert _verdicts(names["a"], names["b"])["graph"] <= {"AMBIGUOUS", "SAME"}
+    assert _verdicts(names["a"], names["c"])["graph"] == {"SLOW"}
+
+
+def _verdicts(a: str, b: str) -> dict[str, set[str]]:
+    rows = compare(load_runs("A", a), load_runs("B", b)).rows
+    return {
+        row.point.mode: {r.judgement.verdict.value for r in rows if r.point.mode == row.point.mode}
+        for row in rows
+    }
+
+
+def test_the_folder_of_a_sweep_stands_for_its_jobs(tmp_path: Path, capsys: Any) -> None:
+    for side in "ab":
+        for index in range(3):
+            write_samples(tmp_path / side / str(index), seed=10 * index + ord(side))
+    assert [run.path.name for run in load_runs("A", str(tmp_path / "a"))] == ["0", "1", "2"]
+    assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    out = capsys.readouterr().out
+    assert "a/0 and 2 repeats of it" in out and "8 SAME" in out
+
+
+def test_runs_of_a_side_must_be_repeats_of_one_configuration(base: Path, tmp_path: Path) -> None:
+    other = write_samples(tmp_path / "c", config=CONFIG | {"padding": {"strategy": "split"}})
+    assert "padding.strategy: nearest → split" in refusal(f"{base},{other}", base)
+
+
+def test_steps_in_flight_are_compared_and_disturbed_samples_are_left_out(base: Path) -> None:
+    point = {"batch_size": 3, "mode": "graph", "context_len": 128, "padded_batch_size": 4}
+    with JobRecord(base) as record:
+        for sample in range(24):
+            times = {"step_ms": 9.0 if sample % 3 else 1.0, "preempted": bool(sample % 3)}
+            record.append("samples", point | {"timing": "overlapped", "sample": sample} | times)
+    (only,) = load_side("A", base).series.values()
+    assert only.step_ms.tolist() == [1.0] * 8

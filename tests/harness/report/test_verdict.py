@@ -6,8 +6,16 @@ import math
 
 import pytest
 
-from harness.report.bootstrap import MedianError
-from harness.report.verdict import MAX_BLUR, RERUN_MARGIN, Judgement, Verdict, judge, rerun_error
+from harness.report.bootstrap import MedianError, pooled
+from harness.report.verdict import (
+    MAX_BLUR,
+    RERUN_MARGIN,
+    Judgement,
+    Verdict,
+    judge,
+    repeat_error,
+    rerun_error,
+)
 
 ASSUMED = rerun_error([], RERUN_MARGIN)
 
@@ -82,3 +90,31 @@ def test_samples_that_scatter_widen_what_a_re_run_may_differ_by() -> None:
     assert rerun_error([[(busy, busy)] * 3], RERUN_MARGIN) > 0.1
     calm = MedianError(4.0, 0.002, 40, spread=0.01)
     assert rerun_error([[(calm, calm)] * 3], RERUN_MARGIN) == ASSUMED
+
+
+def test_a_change_too_small_to_matter_is_the_same_however_sure() -> None:
+    sure = MedianError(4.0 * 1.008, 1e-5, 400)
+    assert judge(MedianError(4.0, 1e-5, 400), sure, 1e-5, MAX_BLUR).verdict is Verdict.SAME
+    assert judge(MedianError(4.0, 1e-5, 400), sure, 1e-5, MAX_BLUR, min_effect=0.005).verdict is Verdict.SLOW
+
+
+def test_repeats_tell_what_the_sides_differ_by() -> None:
+    """Runs that scatter by 3%, three a side: the ratio of the means by 3% · sqrt(2/3)."""
+    runs = [[quiet(4.0 * (1 + change)) for change in (-0.03, 0.0, 0.03)]] * 4
+    assert repeat_error(runs, (3, 3), RERUN_MARGIN) == pytest.approx(0.03 * math.sqrt(2 / 3), rel=0.01)
+
+
+def test_without_repeats_or_with_too_few_they_tell_nothing() -> None:
+    assert repeat_error([[quiet(4.0)]] * 8, (1, 1), RERUN_MARGIN) is None
+    assert repeat_error([[quiet(4.0)] * 2] * 2, (2, 2), RERUN_MARGIN) is None
+
+
+def test_repeats_that_agree_leave_half_the_margin() -> None:
+    assert repeat_error([[quiet(4.0)] * 3] * 4, (3, 3), RERUN_MARGIN) == pytest.approx(ASSUMED / 2)
+
+
+def test_a_median_of_several_runs_is_surer_by_their_number() -> None:
+    runs = [quiet(4.0), quiet(4.4)]
+    assert pooled(runs).median == pytest.approx(math.sqrt(4.0 * 4.4))
+    assert pooled(runs).log_error == pytest.approx(0.002 / math.sqrt(2))
+    assert pooled(runs[:1]) is runs[0]
