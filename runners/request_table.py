@@ -15,8 +15,11 @@ from runners.staging import CopyFences, Upload
 
 #: The reserved row of the request table. All its columns are `NULL_PAGE`.
 PADDING_ROW = 0
-#: Changed entries of the table that one copy carries; uploads that may be queued before `flush` waits.
-_ENTRIES_PER_UPLOAD = 1024
+#: Changed entries of the table that one copy carries. A decode step of 256 requests opens 16 pages of 16
+#: tokens: the few of such steps have a copy of their own, since what a copy holds is written by a host whose
+#: caches have gone cold. The many are for arrivals and ends.
+_FEW_ENTRIES, _MANY_ENTRIES = 64, 1024
+#: Uploads that may be queued before `flush` waits.
 _QUEUED_UPLOADS = 8
 
 
@@ -39,7 +42,8 @@ class RequestTable:
         self._changes: dict[int, int] = {}
         self._width = max_pages_per_request
         self._flat_table = self.page_table.view(-1)
-        self._uploads = _EntryUploads(device)
+        self._few = _EntryUploads(device, _FEW_ENTRIES)
+        self._many = _EntryUploads(device, _MANY_ENTRIES)
 
     @property
     def max_requests(self) -> int:
@@ -89,30 +93,35 @@ class RequestTable:
         indices = np.fromiter(self._changes.keys(), np.int64, count)
         pages = np.fromiter(self._changes.values(), np.int32, count)
         self._changes.clear()
-        for start in range(0, count, _ENTRIES_PER_UPLOAD):
-            end = start + _ENTRIES_PER_UPLOAD
-            self._flat_table.index_copy_(0, *self._uploads.upload(indices[start:end], pages[start:end]))
+        uploads = self._few if count <= _FEW_ENTRIES else self._many
+        for start in range(0, count, uploads.num_entries):
+            end = start + uploads.num_entries
+            self._flat_table.index_copy_(0, *uploads.upload(indices[start:end], pages[start:end]))
 
     def settle(self) -> None:
         """Note, after a launch, which host buffers its copies read."""
-        self._uploads.fences.settle()
+        self._few.fences.settle()
+        self._many.fences.settle()
 
 
 class _EntryUploads:
-    """Brings entries of the table to the device in one copy of fixed size; the rest rewrites entry 0.
+    """Brings up to `num_entries` of the table to the device in one copy; the rest rewrites entry 0.
 
     Of fixed size, because cutting tensors to length costs the host more than the copy of what is left.
     Entry 0 belongs to the padding row: its page is always `NULL_PAGE`.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, num_entries: int) -> None:
+        self.num_entries = num_entries
         self.fences = CopyFences(_QUEUED_UPLOADS, device)
-        num_bytes = _ENTRIES_PER_UPLOAD * (8 + 4)
+        num_bytes = num_entries * (8 + 4)
         self._hosts = [
             torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
             for _ in range(_QUEUED_UPLOADS)
         ]
         self._arrays = [tuple(part.numpy() for part in _parts(host)) for host in self._hosts]
+        #: Entries that each host buffer holds, beyond which it rewrites entry 0.
+        self._counts = [0] * _QUEUED_UPLOADS
         self._target = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._target_parts = _parts(self._target)
         self._uploads = [Upload(self._target, host) for host in self._hosts]
@@ -124,12 +133,14 @@ class _EntryUploads:
         turn, count = self.fences.next_turn(), len(indices)
         host_indices, host_pages = self._arrays[turn]
         host_indices[:count], host_pages[:count] = indices, pages
-        host_indices[count:], host_pages[count:] = 0, NULL_PAGE
+        stale, self._counts[turn] = self._counts[turn], count
+        if stale > count:
+            host_indices[count:stale], host_pages[count:stale] = 0, NULL_PAGE
         self._uploads[turn].queue()
         return self._target_parts
 
 
 def _parts(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the int64 indices and the int32 pages of a packed buffer."""
-    split = _ENTRIES_PER_UPLOAD * 8
+    split = packed.nbytes // 12 * 8
     return packed[:split].view(torch.int64), packed[split:].view(torch.int32)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from runners.attention.base import AttentionBackend, AttentionGroup, AttentionLayer
@@ -148,7 +149,7 @@ class TritonAttentionBackend(AttentionBackend):
         seq_lens_cpu: torch.Tensor,
     ) -> None:
         """Only checks that no request is longer than the page table is wide."""
-        longest = int(seq_lens_cpu[:bs].max()) if bs else 0
+        longest = int(np.maximum.reduce(seq_lens_cpu.numpy())) if bs else 0
         if longest > self.max_seq_len:
             raise PlanLayoutError(
                 f"a request has {longest} tokens, but the page table was made for max_seq_len="

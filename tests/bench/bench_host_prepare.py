@@ -1,4 +1,7 @@
-"""Where the host time of a decode step goes: `python -m tests.bench.bench_host_prepare [cpu]`.
+"""Where the host time of a decode step goes: `python -m tests.bench.bench_host_prepare [cpu] [fused]`.
+
+With `fused` the steps are those of the fused layers in the steady state of two in flight: our own attention,
+which plans nothing, and token ids that the step before has left on the device.
 
 With `cpu` there is no FlashInfer and no graph: its C++ planner is replaced by a call of the same
 arguments that does nothing, the graphs launch nothing, and before each step other memory is read, as cold
@@ -32,6 +35,7 @@ from runners.attention.decode_schedule import DecodeSchedule, IntArray, PlanArra
 from runners.attention.flashinfer_workspace import PlanStaging
 from runners.attention.host_pages import HostPages
 from runners.attention.torch_backend import TorchAttentionBackend
+from runners.attention.triton_backend import TritonAttentionBackend
 from runners.batches import decode_batch
 from runners.forward_batch import ForwardBatch
 from runners.model_runner import ModelRunner, RunnerConfig
@@ -51,7 +55,8 @@ NUM_CHUNKS = 148
 
 
 def main() -> None:
-    device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
+    device = "cpu" if "cpu" in sys.argv else "cuda"
+    is_fused = "fused" in sys.argv
     config: dict[str, object] = {
         **{"model_type": "qwen3", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64},
         **{"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
@@ -59,7 +64,13 @@ def main() -> None:
     if device == "cpu":  # the cache of the real heads would take 60 GB
         config |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
     dtype = "bfloat16" if device == "cuda" else "float32"
-    loaded = load_model(ModelSpec("random", dtype=dtype, max_seq_len=MAX_SEQ_LEN, config=config), device)
+    implementation = "fused" if is_fused else "transformers"
+    loaded = load_model(
+        ModelSpec(
+            "random", dtype=dtype, max_seq_len=MAX_SEQ_LEN, config=config, implementation=implementation
+        ),
+        device,
+    )
     sizes = BATCH_SIZES
     if device == "cpu":
         model_runner.create_attention_backend = stub_backend  # type: ignore[assignment]
@@ -69,7 +80,7 @@ def main() -> None:
     with ModelRunner(loaded, settings) as runner:
         if device == "cpu":
             launch_nothing(runner)
-        requests = Requests(runner, max(sizes))
+        requests = Requests(runner, max(sizes), is_fused)
         for size in sizes:
             print(json.dumps({"batch_size": size, **measure(runner, requests, size)}), flush=True)
 
@@ -77,8 +88,9 @@ def main() -> None:
 class Requests:
     """Requests of unlike lengths that grow by a token a step."""
 
-    def __init__(self, runner: ModelRunner, count: int) -> None:
+    def __init__(self, runner: ModelRunner, count: int, is_fed: bool) -> None:
         self.kv = runner.kv
+        self.is_fed = is_fed
         self.lens = np.random.default_rng(0).integers(300, 700, count).astype(np.int32)
         self.rows = np.array([runner.kv.add_request() for _ in range(count)], dtype=np.int32)
         for row, length in zip(self.rows.tolist(), self.lens.tolist(), strict=True):
@@ -91,7 +103,9 @@ class Requests:
         for index in np.flatnonzero((lens - 1) % self.kv.page_size == 0).tolist():
             assert self.kv.extend(int(self.rows[index]), int(lens[index]))
         ids = np.zeros(count, dtype=np.int64)
-        return decode_batch(self.kv, self.rows[:count], lens.copy(), ids)
+        batch = decode_batch(self.kv, self.rows[:count], lens.copy(), ids)
+        batch.token_source = torch.arange(count, dtype=torch.int32) if self.is_fed else None
+        return batch
 
 
 # --- without a GPU -----------------------------------------------------------------------------
@@ -168,9 +182,18 @@ class StubBackend(TorchAttentionBackend):
         self._staging.settle()
 
 
-def stub_backend(name: str, groups: Any, kv: Any, options: Any) -> StubBackend:
+class PlanlessBackend(TorchAttentionBackend):
+    """Computes with torch, and prepares decode steps as the fused layers' own backend does."""
+
+    init_forward_metadata_replay_cuda_graph = (
+        TritonAttentionBackend.init_forward_metadata_replay_cuda_graph  # type: ignore[assignment]
+    )
+
+
+def stub_backend(name: str, groups: Any, kv: Any, options: Any) -> TorchAttentionBackend:
     limits = {"max_batch_size": options.max_batch_size, "max_seq_len": options.max_seq_len}
-    return StubBackend(groups, kv, device=options.device, **limits)
+    kind = PlanlessBackend if options.fused else StubBackend
+    return kind(groups, kv, device=options.device, **limits)
 
 
 def launch_nothing(runner: ModelRunner) -> None:
