@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from harness.record import RESULT_FILE, Status
 from harness.record_reader import read_result
 from harness.schema import check, load_config, register
 from harness.sweep import SWEEP_FILE, Row, SweepFolder, failure_table, has_failed
-from harness.sweep_start import open_sweep
+from harness.sweep_start import mentions_dry_run, open_sweep, redirect
 from harness.terminal import say
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def run_app(argv: Sequence[str]) -> int:
     task, sweep = Task(), None
     with _errors_raised(), cancellation_raised():
         try:
-            if _runs_many(args):
+            if not _asks_only(args) and mentions_dry_run(args):
+                return _look(args, parser)
+            if not _asks_only(args) and is_multirun(args.overrides, args.multirun):
                 sweep = open_sweep(args)
                 say(f"sweep: {sweep.folder}")
             # hydra.main would read sys.argv; this is what it calls.
@@ -86,9 +89,27 @@ def run_app(argv: Sequence[str]) -> int:
     return task.report(sweep)
 
 
-def _runs_many(args: argparse.Namespace) -> bool:
-    asks_only = args.cfg or args.info or args.shell_completion or args.help or args.hydra_help
-    return not asks_only and is_multirun(args.overrides, args.multirun)
+def _asks_only(args: argparse.Namespace) -> bool:
+    return bool(args.cfg or args.info or args.shell_completion or args.help or args.hydra_help)
+
+
+def _look(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Compose every job of a dry run, in a folder that is then removed, and say what each would be."""
+    from hydra._internal.utils import _run_hydra
+    from hydra.core.hydra_config import HydraConfig
+
+    from harness.dry_run import DryRun
+
+    with tempfile.TemporaryDirectory() as folder:
+        dry_run = DryRun(redirect(args, Path(folder)))
+        _run_hydra(
+            args,
+            parser,
+            lambda cfg: dry_run.look_at(point_task(cfg, HydraConfig.get())),
+            config_path(),
+            "config",
+        )
+    return dry_run.report()
 
 
 def _explained(
@@ -172,6 +193,8 @@ class Task:
 
         hydra = HydraConfig.get()
         job_dir = Path(hydra.runtime.output_dir)
+        if cfg.sweep.dry_run:
+            raise ConfigError("sweep.dry_run", True, "is read on the command line: leave it out of the file")
         if hydra.mode == RunMode.MULTIRUN:
             return self._run_point(cfg, hydra)
         try:
@@ -213,8 +236,11 @@ class Task:
 
 def point_task(cfg: DictConfig, hydra: Any) -> PointTask:
     """Return what `run_point` needs to run a composed point; `hydra` is Hydra's part of it."""
+    from hydra.types import RunMode
+
     job_dir, sweep_dir = Path(hydra.runtime.output_dir), Path(hydra.sweep.dir)
-    if job_dir.parent != sweep_dir:
+    is_point = hydra.mode == RunMode.MULTIRUN
+    if is_point and job_dir.parent != sweep_dir:
         raise ConfigError("hydra.sweep.subdir", hydra.sweep.subdir, "give the name of one folder, without /")
     try:
         configuration: str | ConfigError = _resolved(cfg, job_dir, hydra)
@@ -223,7 +249,7 @@ def point_task(cfg: DictConfig, hydra: Any) -> PointTask:
     return PointTask(
         sweep_dir=sweep_dir,
         job_dir=job_dir,
-        number=int(hydra.job.num),
+        number=int(hydra.job.num) if is_point else 0,
         overrides=" ".join(text for text in _task_overrides(hydra) if not text.startswith("sweep.")),
         configuration=configuration,
         stops_on_failure=bool(cfg.sweep.stop_on_first_failure),

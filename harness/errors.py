@@ -20,17 +20,6 @@ class ConfigError(ValueError):
         return type(self), (self.field, self.value, self.remedy)
 
 
-class NotYetAvailable(ConfigError):
-    """The value is part of the design, and the code behind it is not there yet."""
-
-    def __init__(self, field: str, value: object, instead: str) -> None:
-        super().__init__(field, value, f"not yet available; {instead}")
-        self.instead = instead
-
-    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str]]:
-        return type(self), (self.field, self.value, self.instead)
-
-
 def unwritable(folder: object, error: OSError) -> ConfigError:
     """Return the ConfigError for a job's folder that cannot be made or written."""
     reason = error.strerror or type(error).__name__

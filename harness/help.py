@@ -6,12 +6,7 @@ import textwrap
 
 import yaml
 
-from harness import not_yet
 from harness.compose import config_folder, group_choices
-from harness.errors import NotYetAvailable
-from harness.schema import Config
-
-_LATER = "  [not yet available]"
 
 _HEAD = """\
 cudagraph-harness: which CUDA-graph decode configuration is best for this model, this GPU and this traffic?
@@ -81,7 +76,7 @@ def described_choices(group: str) -> dict[str, str]:
     """Return choice → its one-line description, the first comment of its file."""
     folder = config_folder().joinpath(group)
     texts = {choice: folder.joinpath(f"{choice}.yaml").read_text("utf-8") for choice in group_choices(group)}
-    return {choice: _first_comment(text) + _later(group, text) for choice, text in texts.items()}
+    return {choice: _first_comment(text) for choice, text in texts.items()}
 
 
 def _section(title: str, groups: tuple[str, ...]) -> str:
@@ -98,21 +93,6 @@ def _first_comment(text: str) -> str:
     for line in text.splitlines():
         if line.startswith("# ") and not line.startswith("# @package"):
             return line.removeprefix("# ").strip()
-    return ""
-
-
-def _later(group: str, text: str) -> str:
-    """Return the mark of a choice that `check` would refuse as not yet available."""
-    config = Config()
-    section = getattr(config, group, None)
-    if section is None:
-        return ""
-    for key, value in yaml.safe_load(text).items():
-        setattr(section, key, value)
-    try:
-        not_yet.refuse_not_yet(config)
-    except NotYetAvailable:
-        return _LATER
     return ""
 
 

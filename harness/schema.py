@@ -368,18 +368,13 @@ def _is_path(text: str) -> bool:
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError for the first value or combination that cannot run; loads no weight.
-
-    NotYetAvailable, a ConfigError, says that a choice belongs to a later version.
-    """
-    from harness.not_yet import refuse_not_yet
+    """Raise ConfigError for the first value or combination that cannot run; loads no weight."""
     from harness.objective import check_objective
     from harness.rules import check_device, check_rules
     from harness.workload_rules import check_workload
 
     check_fields(config)
-    check_device(config)  # First: "needs CUDA" tells more than "not yet available".
-    refuse_not_yet(config)
+    check_device(config)  # First: "needs CUDA" tells more than what follows from it.
     check_rules(config)
     if config.workload.enabled:
         check_workload(config)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from harness.compose import config_path
 from harness.errors import ConfigError
+from harness.overrides import is_multirun
 from harness.sweep import SweepFolder
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def open_sweep(args: argparse.Namespace) -> SweepFolder:
     Raises ConfigError where the folder cannot be had, and what Hydra raises for what does not compose.
     """
     _refuse_swept(args.overrides)
-    config = _compose(args)
+    config = _compose(args, many=True)
     subdir = str(config.hydra.sweep._get_node("subdir")._value())
     if "/" in subdir.replace("${", "") or subdir in (".", ".."):
         raise ConfigError("hydra.sweep.subdir", subdir, "give the name of one folder, without /")
@@ -39,6 +40,33 @@ def open_sweep(args: argparse.Namespace) -> SweepFolder:
     return sweep
 
 
+def mentions_dry_run(args: argparse.Namespace) -> bool:
+    """Return whether the command line asks for a dry run."""
+    words = [text.lstrip("+").partition("=") for text in args.overrides]
+    return [value.lower() for key, _, value in words if key == "sweep.dry_run"][-1:] in (
+        ["true"],
+        ["1"],
+        ["yes"],
+        ["on"],
+    )
+
+
+def redirect(args: argparse.Namespace, folder: Path) -> SweepFolder | None:
+    """Let Hydra write into `folder` and run nothing; return the sweep that the command line would go on with."""
+    _refuse_swept(args.overrides)
+    many = is_multirun(args.overrides, args.multirun)
+    config = _compose(args, many)
+    if many and not str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
+        raise ConfigError(
+            "sweep.dry_run", True, "a search chooses its points as it goes: leave the sweeper out"
+        )
+    args.overrides += [f"hydra.{mode}.dir={_quoted(folder)}" for mode in ("run", "sweep")]
+    if many:
+        args.overrides.append("hydra/launcher=basic")
+    sweep = SweepFolder(Path(os.path.abspath(config.hydra.sweep.dir)))
+    return sweep if many and config.sweep.resume and sweep.is_started() else None
+
+
 def _refuse_swept(overrides: Sequence[str]) -> None:
     """Raise ConfigError for a sweep over what all its points share."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -51,8 +79,8 @@ def _refuse_swept(overrides: Sequence[str]) -> None:
             raise ConfigError(key, text.partition("=")[2], "is the same for all jobs: give one value")
 
 
-def _compose(args: argparse.Namespace) -> DictConfig:
-    """Return what Hydra composes first for a sweep: the configuration of no point, without what is swept."""
+def _compose(args: argparse.Namespace, many: bool) -> DictConfig:
+    """Return what Hydra composes first; for a sweep the configuration of no point, without what is swept."""
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import create_automatic_config_search_path
     from hydra.core.config_search_path import SearchPathQuery
@@ -66,12 +94,10 @@ def _compose(args: argparse.Namespace) -> DictConfig:
             provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema")
         )
     hydra = Hydra.create_main_hydra2(task_name="harness", config_search_path=path)
+    mode = RunMode.MULTIRUN if many else RunMode.RUN
     try:
         return hydra.compose_config(
-            args.config_name or "config",
-            [*args.overrides, "hydra.mode=MULTIRUN"],
-            run_mode=RunMode.MULTIRUN,
-            with_log_configuration=False,
+            args.config_name or "config", [*args.overrides, f"hydra.mode={mode.name}"], run_mode=mode
         )
     finally:
         GlobalHydra.instance().clear()

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from harness.compose import compose, config_folder, group_choices
-from harness.errors import NotYetAvailable
 from harness.experiment import run_job
 from harness.model_cache import is_fetched
 from harness.progress import Progress
@@ -80,10 +79,7 @@ def run_short(name: str, job_dir: Path, *overrides: str) -> Path:
     if name == "real_model" and not is_fetched("smollm2_135m"):
         pytest.skip("the weights are not here: make smollm2")
     config = compose([f"experiment={name}", *SHORT, *OWN.get(name, TINY), *overrides])
-    try:
-        check(load_config(config))
-    except NotYetAvailable as refused:
-        pytest.skip(str(refused))
+    check(load_config(config))
     assert run_job(config, job_dir, Progress(quiet=True)) is Status.OK, read_result(job_dir)["error"]
     return job_dir
 
@@ -109,10 +105,7 @@ def test_an_overlay_runs(name: str, point: tuple[str, ...], tmp_path: Path) -> N
 @pytest.mark.parametrize("name", sorted(name for name in TOUR if points(name)[0]))
 def test_every_point_of_a_sweep_composes(name: str) -> None:
     for point in points(name):
-        try:
-            check(load_config(compose([f"experiment={name}", *point])))
-        except NotYetAvailable as refused:
-            assert refused.instead
+        check(load_config(compose([f"experiment={name}", *point])))
 
 
 def test_every_capture_list_gets_the_same_batches_and_wastes_its_own_share(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.errors import ConfigError, NotYetAvailable
+from harness.errors import ConfigError
 from harness.fields import field_names, list_fields
 from harness.schema import Config, LengthSpec, check, load_config
 
@@ -262,11 +262,6 @@ def test_poisoned_padding_is_admitted_without_timed_phases() -> None:
 
 def test_a_workload_that_is_switched_off_is_not_looked_at() -> None:
     check(configured(workload__enabled=False, workload__kind="trace", workload__path="/nowhere"))
-
-
-def test_what_is_not_built_yet_says_so_and_what_to_write() -> None:
-    with pytest.raises(NotYetAvailable, match="sweep.dry_run=true: not yet available; add --cfg job"):
-        check(configured(sweep__dry_run=True))
 
 
 def test_lengths_are_read_into_a_distribution() -> None:
