@@ -23,6 +23,10 @@ _PRESETS = {
         "submitit_local": "hydra_plugins.cudagraph_harness.LocalLauncher",
         "submitit_slurm": "hydra_plugins.cudagraph_harness.SlurmLauncher",
     },
+    "sweeper": {
+        "basic": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
+        "optuna": "hydra_plugins.cudagraph_harness.OptunaSweeper",
+    },
 }
 _CHECKOUT = Path(__file__).resolve().parent.parent / "conf"
 #: NOTE: `harness.conf` also resolves through an editable install of another checkout; only a folder inside

@@ -56,7 +56,7 @@ _SECTIONS = (
     ("Which graphs", ("capture", "padding", "compile")),
     ("What it is given", ("workload",)),
     ("What is measured and kept", ("measure", "tracking")),
-    ("Where the jobs of a sweep (-m) run", ("hydra/launcher",)),
+    ("Where and how the jobs of a sweep (-m) run", ("hydra/launcher", "hydra/sweeper")),
     ("Ready-made experiments", ("experiment",)),
 )
 
@@ -98,9 +98,7 @@ def _first_comment(text: str) -> str:
 
 def _defaults() -> dict[str, str]:
     entries = yaml.safe_load(config_folder().joinpath("config.yaml").read_text(encoding="utf-8"))["defaults"]
-    return {
-        group.removeprefix("override "): choice
-        for entry in entries
-        if isinstance(entry, dict)
-        for group, choice in entry.items()
+    chosen = {
+        group: choice for entry in entries if isinstance(entry, dict) for group, choice in entry.items()
     }
+    return chosen | {"hydra/launcher": "basic", "hydra/sweeper": "basic"}  # Hydra's own defaults

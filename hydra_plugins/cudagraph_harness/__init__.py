@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from harness.launchers.gpu_launcher import GpuLauncher
 from harness.launchers.slurm_launcher import SubmititLauncher, SubmititLocalLauncher
+from harness.search.sweeper import SearchSweeper
 
 
 class JoblibLauncher(GpuLauncher):
@@ -19,3 +20,7 @@ class SlurmLauncher(SubmititLauncher):
 
 class LocalLauncher(SubmititLocalLauncher):
     """`hydra/launcher=submitit_local`."""
+
+
+class OptunaSweeper(SearchSweeper):
+    """`hydra/sweeper=optuna`."""

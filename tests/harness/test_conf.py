@@ -65,7 +65,7 @@ def test_every_choice_composes_and_carries_its_name(group: str, choice: str, tra
 
 
 def test_every_choice_explains_itself_in_its_first_line() -> None:
-    for group in (*GROUPS, "hydra/launcher", "experiment"):
+    for group in (*GROUPS, "hydra/launcher", "hydra/sweeper", "experiment"):
         for choice, text in described_choices(group).items():
             assert text, f"conf/{group}/{choice}.yaml"
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
+import threading
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from harness import extras
+from harness import extras, point
 from harness.__main__ import main
 from harness.compose import compose, group_choices
+from harness.record import JobRecord, Status
 
 #: A sweep of one job that ends before it would load anything.
 REFUSED = ["-m", "capture.max_size=-1", "tracking=disabled"]
@@ -56,6 +58,7 @@ def test_values_that_cannot_be_meant_are_refused_before_a_job(
         ("hydra/launcher=joblib", "joblib"),
         ("hydra/launcher=submitit_local", "submitit"),
         ("hydra/launcher=submitit_slurm", "submitit"),
+        ("hydra/sweeper=optuna", "optuna"),
     ],
 )
 def test_a_package_that_is_not_installed_is_named_with_its_extra(
@@ -79,11 +82,27 @@ def test_slurm_without_slurm_is_refused(
     assert "there is no sbatch here" in capsys.readouterr().err
 
 
-def test_two_jobs_at_once_get_a_gpu_each(tmp_path: Path) -> None:
+def test_no_two_jobs_that_run_share_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+
+    def run(job_dir: Path, timeout_s: float | None, environment: Mapping[str, str]) -> Status:
+        """Stand for the job's process: it finds the mark of another job that has its GPU now."""
+        device = environment["CUDA_VISIBLE_DEVICES"]
+        mark = tmp_path / f"in_use_{device}"
+        mark.touch(exist_ok=False)
+        used.append(device)
+        if len(used) <= 3:  # the first three wait for each other: all GPUs are in use at once
+            all_begun.wait()
+        mark.unlink()
+        JobRecord.attach(job_dir).update(status=Status.OK)
+        return Status.OK
+
+    all_begun = threading.Barrier(3, timeout=60)
+    monkeypatch.setattr(point, "run_isolated", run)
     arguments = [
-        "-m", "experiment=quick", "measure=none", "workload=none", "parity.enabled=false", "tracking=disabled",
-        "device=cpu", "seed=1,2", "hydra/launcher=joblib", "hydra.launcher.gpus=[0,1]", f"output_dir={tmp_path}/sweep",
+        "-m", f"seed={','.join(map(str, range(9)))}", "tracking=disabled", "device=cpu",
+        "hydra/launcher=joblib", "hydra.launcher.gpus=[0,1,2]", f"output_dir={tmp_path}/sweep",
     ]  # fmt: skip
     assert main(arguments) == 0
-    results = [json.loads((tmp_path / f"sweep/{job}/result.json").read_text()) for job in (0, 1)]
-    assert {result["environment"]["cuda_visible_devices"] for result in results} == {"0", "1"}
+    assert len(used) == 9
+    assert set(used[:3]) == {"0", "1", "2"}
