@@ -117,7 +117,13 @@ class Experiment:
         return status
 
     def _run_phases(self) -> None:
+        from runners.graph_backend import own_stream
+
         self.validate()
+        with own_stream(self.device):
+            self._run_on_device()
+
+    def _run_on_device(self) -> None:
         self.build()
         self.capture()
         with self.runner:

@@ -73,6 +73,7 @@ class StepCapturer:
         dump_dir: folder for the graphs in DOT, or None.
         head: the module that makes the logits; it writes them to the output buffer if it can.
         generator: what the steps draw random numbers from, or None.
+        compiles_head: the head is a part of what is compiled, where a size is compiled.
     """
 
     def __init__(
@@ -83,12 +84,14 @@ class StepCapturer:
         dump_dir: Path | None = None,
         head: nn.Module | None = None,
         generator: torch.Generator | None = None,
+        compiles_head: bool = True,
     ) -> None:
         self._device = device
         self._pool = pool
         self._num_warmup_steps = num_warmup_steps
         self._dump_dir = dump_dir
         self._head = head
+        self._compiles_head = compiles_head
         self._generator = generator
         #: `[largest size, vocab_size]`, made by the first capture.
         self.output: torch.Tensor | None = None
@@ -113,7 +116,7 @@ class StepCapturer:
         before, started = read_memory(self._device, self._pool), time.perf_counter()
         output = self._warm_up(batch, forward)
         # Compiled code is not to see another head than the one that it was compiled with.
-        head = self._head if cost is None else None
+        head = None if cost is not None and self._compiles_head else self._head
         warmed = time.perf_counter()
 
         def step() -> None:

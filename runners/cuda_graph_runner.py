@@ -23,6 +23,7 @@ from runners.forward_batch import NUM_TOKENS_PER_BS, ForwardBatch, ForwardMode, 
 from runners.graph_backend import DecodeGraph, create_graph, side_stream
 from runners.graph_pool import (
     acquire_graph_pool,
+    clear_cublas_workspaces,
     get_global_graph_memory_pool,
     release_graph_pool,
     set_global_graph_memory_pool,
@@ -129,6 +130,7 @@ class CudaGraphRunner:
         self._drop_graphs()
         self.capture_records = []
         try:
+            self._run_one_eager_step()
             with model_capture_mode(), side_stream(self.device):
                 self._capture_all()
         except Exception as error:
@@ -142,12 +144,27 @@ class CudaGraphRunner:
             self._drop_graphs()
             raise
 
+    def _run_one_eager_step(self) -> None:
+        """Load what an eager runner holds as well, kernels and cuBLAS's workspace: no size is charged for it."""
+        if self.device.type == "cuda":
+            batch = self.buffers.static_batch(self.capture_bs[0])
+            self.model_runner.attn_backend.init_forward_metadata(batch)
+            self.model_runner.compute_logits(batch)
+
     def _capture_all(self) -> None:
         runner, config = self.model_runner, self.model_runner.config
         pool = None if self._runs_inductor else acquire_graph_pool(self, self.graph_backend)
         dump_dir = None if config.graph_dump_dir is None else Path(config.graph_dump_dir)
         head, generator = output_head(runner.model), runner.sampler.generator
-        capturer = StepCapturer(self.device, pool, config.num_warmup_steps, dump_dir, head, generator)
+        capturer = StepCapturer(
+            self.device,
+            pool,
+            config.num_warmup_steps,
+            dump_dir,
+            head,
+            generator,
+            compiles_head=config.compile_scope == "model",
+        )
         runner.kv.zero_null_page()
         # What is left of an earlier step would be written into the pages of its requests.
         self.buffers.populate(ForwardBatch.idle())
@@ -315,8 +332,7 @@ class CudaGraphRunner:
         self._steps = None
         release_graph_pool(self)
         if self.device.type == "cuda":
-            # cuBLAS keeps a workspace per stream that it ran on, the capture's side stream included.
-            torch._C._cuda_clearCublasWorkspaces()
+            clear_cublas_workspaces()
             torch.cuda.empty_cache()
 
     def __enter__(self) -> Self:

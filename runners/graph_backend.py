@@ -130,10 +130,24 @@ def create_graph(
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Run the block on a stream of its own, ordered after and before the current one.
+    """Run the block on a stream that may capture: the current one, or in place of the default one its own.
 
-    Warm-up and capture share it: cuBLAS keeps a workspace per stream, and capturing on the default
-    stream is not allowed.
+    A stream of its own is ordered after and before the default one. Warm-up and capture share it: cuBLAS
+    keeps a workspace per stream.
+    """
+    if device.type != "cuda" or torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
+        yield
+        return
+    with own_stream(device):
+        yield
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Run the block on a new stream, ordered after and before the current one; without CUDA, as it is.
+
+    What captures and replays here keeps one cuBLAS workspace, 32 MiB on Hopper, where a capture beside
+    the default stream keeps two.
     """
     if device.type != "cuda":
         yield

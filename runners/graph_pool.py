@@ -46,6 +46,12 @@ def release_graph_pool(user: object) -> None:
         _pool = None
 
 
+def clear_cublas_workspaces() -> None:
+    """Free what cuBLAS keeps for each stream that it ran on, unless graphs are alive that point to it."""
+    if _pool is None and torch.cuda.is_initialized():
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 def _new_pool(graph_backend: str) -> PoolHandle:
     if graph_backend == "emulated":
         return (_EMULATED, next(_emulated_ids))

@@ -15,6 +15,7 @@ from runners.captured_addresses import StaticPart
 from runners.cuda_graph_runner import CudaGraphRunner
 from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch, LogitsProcessorOutput
+from runners.graph_pool import clear_cublas_workspaces
 from runners.input_buffers import InputBuffers
 from runners.models.context import forward_context
 from runners.models.fused.gemm_choice import bucket
@@ -263,6 +264,7 @@ class ModelRunner:
         for name in ("kv", "attn_backend", "_eager_inputs", "token_ids"):
             self.__dict__.pop(name, None)
         if self.device.type == "cuda":
+            clear_cublas_workspaces()
             torch.cuda.empty_cache()
 
     def _unbind_kv(self) -> None:

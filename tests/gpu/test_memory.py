@@ -8,6 +8,7 @@ import torch
 
 from runners.capture import CaptureRecord
 from runners.capture_memory import read_memory
+from runners.graph_backend import own_stream
 from runners.model_runner import ModelRunner, RunnerConfig
 from runners.models.loader import LoadedModel, ModelSpec, load_model
 from tests.runners.tiny_runner import Requests
@@ -26,16 +27,19 @@ def model() -> LoadedModel:
     return load_model(ModelSpec("random", dtype="bfloat16", max_seq_len=64, config=dict(CONFIG)), "cuda")
 
 
-def job(loaded: LoadedModel) -> list[CaptureRecord]:
-    """Build a runner, decode a step of each size, and take everything down."""
-    config = RunnerConfig(
+def settings() -> RunnerConfig:
+    return RunnerConfig(
         device="cuda",
         max_batch_size=SIZES[-1],
         max_seq_len=64,
         capture_sizes=SIZES,
         attention_backend="torch",
     )
-    with ModelRunner(loaded, config) as runner:
+
+
+def job(loaded: LoadedModel) -> list[CaptureRecord]:
+    """Build a runner, decode a step of each size, and take everything down."""
+    with ModelRunner(loaded, settings()) as runner:
         requests = Requests(runner, [3 + i % 8 for i in range(SIZES[-1])])
         for n in (64, 7, 1):
             runner.forward(requests.first(n))
@@ -68,6 +72,27 @@ def test_logits_are_held_once_for_all_sizes() -> None:
     assert sum(record.torch_bytes or 0 for record in records) >= LOGITS_BYTES
 
 
+def test_graphs_on_the_stream_of_the_job_bring_no_workspace_of_their_own() -> None:
+    loaded, device = model(), torch.device("cuda", torch.cuda.current_device())
+    apart = sum(record.torch_bytes or 0 for record in job(loaded))
+    with own_stream(device):
+        together = sum(record.torch_bytes or 0 for record in job(loaded))
+    settled()
+    assert together < apart
+    assert together <= LOGITS_BYTES + 4 * MIB
+
+
+def test_closing_a_runner_leaves_the_graphs_of_another_alone() -> None:
+    """Their kernels may use a workspace that cuBLAS keeps, and clearing is for all streams."""
+    with ModelRunner(model(), settings()) as first:
+        batch = Requests(first, [3 + i % 8 for i in range(SIZES[-1])]).first(40)
+        before = first.forward(batch).next_token_logits.clone()
+        job(model())
+        filler = torch.full((2**28,), float("nan"), device="cuda")  # whatever was freed is written over
+        assert torch.equal(first.forward(batch).next_token_logits, before)
+        del filler
+
+
 def test_three_jobs_in_a_row_return_to_the_baseline() -> None:
     loaded = model()
     job(loaded)  # loads its kernels, which stay
@@ -83,20 +108,13 @@ def test_the_classes_add_up_to_what_the_device_lost() -> None:
     loaded = model()
     job(loaded)
     device = torch.device("cuda", torch.cuda.current_device())
-    config = RunnerConfig(
-        device="cuda",
-        max_batch_size=SIZES[-1],
-        max_seq_len=64,
-        capture_sizes=SIZES,
-        attention_backend="torch",
-    )
     free = []
 
     def on_capture(record: CaptureRecord) -> None:
         free.append(torch.cuda.mem_get_info()[0])
 
     settled()
-    with ModelRunner(loaded, config, on_capture=on_capture) as runner:
+    with ModelRunner(loaded, settings(), on_capture=on_capture) as runner:
         assert runner.graph_runner is not None
         records = runner.graph_runner.capture_records
         if records[0].device_bytes is None:

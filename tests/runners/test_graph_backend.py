@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from runners.graph_backend import EmulatedGraph, create_graph, side_stream
+from runners.graph_backend import EmulatedGraph, create_graph, own_stream, side_stream
 
 POOL = (-1, 0)
 
@@ -48,6 +50,7 @@ def test_a_reset_graph_cannot_be_replayed() -> None:
         graph.replay()
 
 
-def test_side_stream_is_nothing_without_cuda() -> None:
-    with side_stream(torch.device("cpu")):
-        pass
+@pytest.mark.parametrize("stream", [side_stream, own_stream])
+def test_a_stream_is_nothing_without_cuda(stream: Any) -> None:
+    with pytest.raises(ZeroDivisionError), stream(torch.device("cpu")):
+        raise ZeroDivisionError
