@@ -24,7 +24,7 @@ from harness.record import RESULT_FILE, Status
 from harness.record_reader import read_result
 from harness.schema import check, load_config, register
 from harness.sweep import SWEEP_FILE, Row, SweepFolder, failure_table, has_failed
-from harness.sweep_start import mentions_dry_run, open_sweep, redirect
+from harness.sweep_start import mentions_dry_run, open_sweep, redirect, refuse_dry_run
 from harness.terminal import say
 
 if TYPE_CHECKING:
@@ -193,8 +193,7 @@ class Task:
 
         hydra = HydraConfig.get()
         job_dir = Path(hydra.runtime.output_dir)
-        if cfg.sweep.dry_run:
-            raise ConfigError("sweep.dry_run", True, "is read on the command line: leave it out of the file")
+        refuse_dry_run(cfg)
         if hydra.mode == RunMode.MULTIRUN:
             return self._run_point(cfg, hydra)
         try:

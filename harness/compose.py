@@ -79,8 +79,12 @@ def register_presets() -> None:
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
-    Plugins.instance()  # finds the plugins, which register what they offer
-    store = ConfigStore.instance()
+    from hydra_plugins import cudagraph_harness
+
+    plugins, store = Plugins.instance(), ConfigStore.instance()
+    for name in cudagraph_harness.__all__:
+        # Hydra's own search does not see into an editable install.
+        plugins.register(getattr(cudagraph_harness, name))
     for group, classes in _PRESETS.items():
         offered = store.repo["hydra"][group]
         for choice, target in classes.items():

@@ -51,6 +51,12 @@ def mentions_dry_run(args: argparse.Namespace) -> bool:
     )
 
 
+def refuse_dry_run(config: DictConfig) -> None:
+    """Raise ConfigError for a composed job that asks for a dry run: it is too late for one."""
+    if config.sweep.dry_run:
+        raise ConfigError("sweep.dry_run", True, "is read on the command line: leave it out of the file")
+
+
 def redirect(args: argparse.Namespace, folder: Path) -> SweepFolder | None:
     """Let Hydra write into `folder` and run nothing; return the sweep that the command line would go on with."""
     _refuse_swept(args.overrides)

@@ -11,6 +11,7 @@ from hydra.core.utils import JobReturn, run_job
 from omegaconf import DictConfig, open_dict
 
 from harness.sweep import Row
+from harness.sweep_start import refuse_dry_run
 
 if TYPE_CHECKING:
     from hydra.types import HydraContext
@@ -41,6 +42,7 @@ def compose_points(
     points = []
     for number, overrides in enumerate(job_overrides, first_number):
         composed = context.config_loader.load_sweep_config(config, list(overrides))
+        refuse_dry_run(composed)
         with open_dict(composed):
             composed.hydra.job.id = composed.hydra.job.num = number
         job = run_job(

@@ -9,6 +9,8 @@ from harness.launchers.gpu_launcher import GpuLauncher
 from harness.launchers.slurm_launcher import SubmititLauncher, SubmititLocalLauncher
 from harness.search.sweeper import SearchSweeper
 
+__all__ = ["JoblibLauncher", "LocalLauncher", "OptunaSweeper", "SlurmLauncher"]
+
 
 class JoblibLauncher(GpuLauncher):
     """`hydra/launcher=joblib`."""
