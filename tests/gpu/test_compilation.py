@@ -63,9 +63,15 @@ def check_steps(runner: ModelRunner, mode: str) -> None:
     requests.release()
 
 
-@pytest.mark.parametrize("mode", ["default", "max_autotune"])
-@pytest.mark.parametrize("scope", ["model", "layer"])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "scope", "dynamic"),
+    [
+        ("default", "model", False),
+        ("default", "layer", True),
+        ("max_autotune", "model", True),
+        ("max_autotune", "layer", False),
+    ],
+)
 def test_compiled_kernels_are_captured_in_our_graphs(
     deep: LoadedModel, mode: str, scope: str, dynamic: bool
 ) -> None:

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from runners.cuda_graph_runner import get_global_graph_memory_pool
-from runners.errors import CaptureError, CaptureOutOfMemoryError
+from runners.errors import CaptureError, CaptureOutOfMemoryError, StaleGraphError
 from runners.forward_batch import ForwardBatch
 from runners.graph_backend import CudaGraph, side_stream
+from runners.input_buffers import InputBuffers
 from runners.model_runner import ModelRunner
 from runners.padding import StepPlan
 from tests.runners.tiny_runner import Requests, tiny_config, tiny_model, tiny_runner
@@ -61,6 +62,8 @@ def test_a_replay_never_waits_for_the_device() -> None:
                 runner.forward(batches[step % 4])
         finally:
             torch.cuda.set_sync_debug_mode("default")
+        assert runner.graph_runner is not None
+        assert {mode for mode, _ in runner.graph_runner.outcome_counts} == {"graph"}
 
 
 def test_another_thread_may_use_the_device_during_a_capture() -> None:
@@ -132,6 +135,57 @@ def test_a_failed_capture_leaves_nothing_behind_and_the_process_captures_again(
         graph = replayed(runner, batch)
         assert torch.equal(graph, replayed(runner, batch, StepPlan("eager", (4,))))
     assert held_bytes() <= before
+
+
+class Hoards(ModelRunner):
+    """Size 4 needs half a GiB of temporary memory more than the others."""
+
+    def compute_logits(self, batch: ForwardBatch) -> torch.Tensor:
+        logits = super().compute_logits(batch)
+        if batch.batch_size == 4:
+            logits = logits + torch.zeros(2**27, device=self.device)[0]
+        return logits
+
+
+def test_a_size_that_the_memory_left_cannot_hold_is_named_with_what_is_missing() -> None:
+    with tiny_runner(device="cuda"):
+        pass
+    before = held_bytes()
+    left = before + 200 * 2**20  # workspaces of two streams, and the graph of size 8
+    torch.cuda.set_per_process_memory_fraction(left / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        with pytest.raises(
+            CaptureOutOfMemoryError, match="the capture of size 4 ran out of memory"
+        ) as caught:
+            Hoards(tiny_model("cuda"), tiny_config(device="cuda"))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert caught.value.capture_size == 4 and (caught.value.missing_bytes or 0) > 2**27
+    del caught
+
+    assert get_global_graph_memory_pool() is None
+    assert held_bytes() <= before
+    with tiny_runner(device="cuda") as runner:
+        assert replayed(runner, Requests(runner).first(3)).isfinite().all()
+
+
+@pytest.mark.parametrize("what", ["pool", "one cache", "storage", "inputs"])
+def test_a_replay_after_memory_was_replaced_is_refused(what: str) -> None:
+    with tiny_runner(device="cuda") as runner:
+        assert runner.graph_runner is not None
+        kept = [*runner.kv.k_cache, *runner.kv.v_cache, runner.graph_runner.buffers.packed]
+        if what == "pool":
+            runner.kv.resize(runner.kv.num_pages)
+        elif what == "one cache":
+            first, second = runner.kv.v_cache
+            runner.kv.v_cache = (first, second.clone())
+        elif what == "storage":
+            runner.kv.k_cache[0].data = runner.kv.k_cache[0].clone()
+        else:
+            runner.graph_runner.buffers = InputBuffers(8, 1, runner.device)
+        with pytest.raises(StaleGraphError, match="replaced since the capture"):
+            runner.forward(ForwardBatch.idle())
+        del kept
 
 
 def held_bytes() -> int:

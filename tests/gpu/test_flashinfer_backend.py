@@ -238,6 +238,7 @@ def test_nothing_waits_for_the_device_in_a_prefill_plan(device: torch.device) ->
         batch = rig.batch(rows, new=new).to(device)
         with no_syncs():
             rig.backend.init_forward_metadata(batch)
+        assert rig.backend._extend is not None and rig.backend._extend.rows is batch.req_pool_indices
 
 
 # --- what it claims ----------------------------------------------------------------------------

@@ -132,6 +132,7 @@ def test_planning_and_launching_never_wait_for_the_device(runner: ModelRunner, r
     try:
         for step in range(50):
             runner.forward(batches[step % 5])
+            assert runner.outcome is not None and runner.outcome.mode == "graph"
     finally:
         torch.cuda.set_sync_debug_mode("default")
         runner.graph_runner.poison_padding = True

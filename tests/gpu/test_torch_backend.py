@@ -46,3 +46,5 @@ def test_fifty_replays_never_wait_for_the_device(device: torch.device) -> None:
                 runner.forward(batch)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+        assert runner.graph_runner is not None
+        assert {mode for mode, _ in runner.graph_runner.outcome_counts} == {"graph"}
