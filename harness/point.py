@@ -160,7 +160,8 @@ class _PointRun:
         result = read_result(earlier)
         status = Status(result["status"])
         if there.run == self.token:
-            return status is not Status.RUNNING
+            # Interrupted in this very start: a cluster has put its job back in the queue.
+            return status not in (Status.RUNNING, Status.INTERRUPTED)
         commit = (result["model"] or {}).get("revision")
         return status in FINISHED and commit in (None, cached_commit(config.model) or commit)
 

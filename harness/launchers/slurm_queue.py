@@ -53,12 +53,14 @@ def ask_squeue(array_id: str) -> dict[str, SlurmState]:
 
 
 def _read_line(line: str) -> tuple[str, SlurmState]:
-    job_id, name, code = line.split()
+    job_id, name, wait_status = line.split()
     state = SlurmState(name)
-    return job_id, SlurmState(name, _exit_code(int(code))) if state.is_finished else state
+    return job_id, SlurmState(name, _exit_code(wait_status)) if state.is_finished else state
 
 
-def _exit_code(wait_status: int) -> int:
+def _exit_code(wait_status: str) -> int | None:
     """Read a wait status; a shell ends with 128 + the number of the signal that killed its command."""
-    code = os.waitstatus_to_exitcode(wait_status)
+    if not wait_status.isdigit():
+        return None
+    code = os.waitstatus_to_exitcode(int(wait_status))
     return 128 - code if 128 < code <= 128 + 64 else code

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness import point
 from harness.errors import ConfigError
 from harness.launchers.endings import conclude_job
 from harness.launchers.slurm_queue import GONE, SlurmState
 from harness.point import PointTask, conclude_point, row_of_point, run_point
 from harness.record import JobRecord, Status
 from harness.sweep import Point, SweepFolder, row_of
+from tests.harness.tiny import tiny_yaml
 
 
 @pytest.fixture
@@ -69,3 +72,16 @@ def test_who_sent_the_signal_says_what_it_meant(task: PointTask, status: Status)
 def test_a_cancelled_job_that_had_failed_before_stays_failed(task: PointTask) -> None:
     run_point(task)
     assert conclude_job(task, SlurmState("CANCELLED", -15))["status"] == "invalid_config"
+
+
+def test_a_point_that_a_cluster_puts_back_in_the_queue_runs_again(
+    task: PointTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [Status.INTERRUPTED, Status.OK]
+    monkeypatch.setattr(
+        point, "run_isolated", lambda job_dir, *rest: JobRecord(job_dir).update(status=ends.pop(0))
+    )
+    runs = replace(task, configuration=tiny_yaml({"device": "cpu"}))
+    rows = [run_point(runs) for _ in range(3)]
+    assert [row["status"] for row in rows] == ["interrupted", "ok", "ok"]
+    assert ends == []

@@ -11,8 +11,9 @@ from harness.launchers.endings import read_ending
 from harness.launchers.slurm_queue import GONE, SlurmSilentError, SlurmState, ask_squeue
 from harness.record import Status
 
-#: Printed by Slurm 22.05 for an array of jobs that exited with 7, were killed by SIGKILL, passed, were cancelled, wait.
+#: As Slurm 22.05 prints it for jobs that exited with 7, were killed by SIGKILL, passed, were cancelled, wait.
 PRINTED = """\
+1_5                                                             FAILED                          N/A
 1_4                                                             PENDING                         0
 1_3                                                             CANCELLED                       15
 1_2                                                             COMPLETED                       0
@@ -34,6 +35,7 @@ def test_each_job_of_an_array_has_its_state_and_exit_code(
     (tmp_path / "printed").write_text(PRINTED)
     squeue(tmp_path, f"cat {tmp_path}/printed", monkeypatch)
     assert ask_squeue("1") == {
+        "1_5": SlurmState("FAILED"),
         "1_4": SlurmState("PENDING"),
         "1_3": SlurmState("CANCELLED", -15),
         "1_2": SlurmState("COMPLETED", 0),

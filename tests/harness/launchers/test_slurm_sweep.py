@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ ROOT = Path(__file__).parents[3]
 POINTS = {
     "passes": "{seed: 1, workload: {max_requests: 4}}",
     "fails": "{seed: 2, capture: {policy: max_only, max_size: 2, allow_gap: true}, runner: {above_max: error}}",
-    "dies_hard": "{seed: 3, workload: {max_requests: 100000}}",
-    "is_cancelled": "{seed: 4, workload: {max_requests: 100000}}",
-    "never_begins": "seed: 5",
+    "dies_hard": "{seed: 3, workload: {max_requests: 100000}, job: {timeout_s: 60}}",
+    "is_cancelled": "{seed: 4, workload: {max_requests: 100000}, job: {timeout_s: 60}}",
+    "runs_out_of_time": "{seed: 5, workload: {max_requests: 100000}, job: {timeout_s: 60}}",
+    "never_begins": "seed: 6",
 }
 SHARED = [
     "experiment=quick", "measure=none", "parity.enabled=false", "tracking=disabled", "device=cpu",
@@ -50,27 +52,16 @@ def runs(job_dir: Path) -> bool:
     return (job_dir / "result.json").exists()
 
 
-def processes(word: str) -> list[int]:
-    """The processes, `srun` aside, with `word` on their command line."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            arguments = entry.read_bytes().split(b"\0")
-        except OSError:  # it ended just now
-            continue
-        if arguments[0] != b"srun" and any(word.encode() in argument for argument in arguments):
-            found.append(int(entry.parent.name))
-    return found
-
-
-def kill_hard(sweep_dir: Path, number: int) -> None:
-    """Kill all of a Slurm job's processes but its script: a segmentation fault or the kernel's OOM killer."""
-    for pid in processes(f"{sweep_dir}/{number}"):
-        os.kill(pid, signal.SIGKILL)
-    for pid in processes(f"{sweep_dir}/.submitit"):
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        if f"SLURM_ARRAY_TASK_ID={number}".encode() in environment:
-            os.kill(pid, signal.SIGKILL)
+def task_process(sweep_dir: Path, number: int) -> int:
+    """The process, below `srun`, of a Slurm job of the sweep."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended just now
+            command = (entry / "cmdline").read_bytes().decode()
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            is_task = f"{sweep_dir}/.submitit" in command and not command.startswith("srun")
+            if is_task and f"SLURM_ARRAY_TASK_ID={number}".encode() in variables:
+                return int(entry.name)
+    raise AssertionError(f"job {number} has no process")
 
 
 @pytest.mark.slurm
@@ -87,11 +78,14 @@ def test_each_job_of_a_sweep_on_slurm_has_a_row_however_it_ends(slurm: None, tmp
     )  # fmt: skip
     until(lambda: (sweep_dir / ".submitit").is_dir() and runs(sweep_dir / "0"), sweep)
     array = min(int(folder.name) for folder in (sweep_dir / ".submitit").iterdir() if folder.name.isdigit())
-    subprocess.run(["scancel", f"{array}_4"], check=True)
+    subprocess.run(["scancel", f"{array}_5"], check=True)
     until(lambda: runs(sweep_dir / "2"), sweep)
-    kill_hard(sweep_dir, 2)
+    os.kill(task_process(sweep_dir, 2), signal.SIGKILL)
     until(lambda: runs(sweep_dir / "3"), sweep)
     subprocess.run(["scancel", f"{array}_3"], check=True)
+    until(lambda: runs(sweep_dir / "4"), sweep)
+    # What Slurm sends `signal_delay_s` before the end of a job's time.
+    subprocess.run(["scancel", "--signal=USR2", f"{array}_4"], check=True)
     printed, errors = sweep.communicate(timeout=120)
     assert sweep.returncode == 1, errors
     with (sweep_dir / "sweep.csv").open() as file:
@@ -103,10 +97,12 @@ def test_each_job_of_a_sweep_on_slurm_has_a_row_however_it_ends(slurm: None, tmp
         "fails": "failed",
         "dies_hard": "killed",
         "is_cancelled": "interrupted",
+        "runs_out_of_time": "timeout",
         "never_begins": "interrupted",
     }, printed + errors
     assert rows["fails"]["error_kind"] == "NoUsableGraphError"
     assert rows["dies_hard"]["error_kind"] == "SIGKILL"
-    assert "4 job(s) did not end ok" in errors
+    assert "hydra.launcher.timeout_min" in rows["runs_out_of_time"]["error_message"]
+    assert "5 job(s) did not end ok" in errors
     environment = json.loads((sweep_dir / "0/result.json").read_text())["environment"]
     assert environment["cuda_visible_devices"] in ("0", "1")
