@@ -132,7 +132,7 @@ _LIVE_ACTIVATIONS, _POOL_SEGMENT_BYTES = 5, 24 * MIB
 def estimate_graph_bytes(loaded: LoadedModel, config: RunnerConfig) -> int:
     """Return what capturing will add to the memory held, over all classes of `capture.csv`.
 
-    The constants are an H200's (docs/results/h200); they err on the side of more.
+    The constants are an H200's (docs/results/h200), and err on the side of more.
     """
     if config.kind != "cuda_graph" or config.compile_mode == "reduce_overhead":
         return 0
@@ -141,8 +141,8 @@ def estimate_graph_bytes(loaded: LoadedModel, config: RunnerConfig) -> int:
     nodes = sum(loaded.num_layers * _NODES_A_LAYER[kind] + _OTHER_NODES for kind in kinds)
     widest = int(loaded.hf_config.intermediate_size) * loaded.dtype.itemsize
     pool = _POOL_SEGMENT_BYTES + _LIVE_ACTIVATIONS * largest * widest
-    if compiled or loaded.implementation == "fused":
-        pool += _logits_bytes(loaded, largest)  # their heads do not write to the shared output
+    if compiled and config.compile_scope == "model":
+        pool += _logits_bytes(loaded, largest)  # a compiled head does not write to the shared output
     return nodes * _NODE_BYTES + pool + _logits_bytes(loaded, largest) + _CAPTURE_STREAM_BYTES
 
 
