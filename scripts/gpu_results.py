@@ -67,12 +67,22 @@ PLANNER = (
     *("runner.max_batch_size=256", "model.max_seq_len=4096", "runner.prefill_chunk_tokens=2048"),
     *("attention.num_pages=36000", "attention.overcommit=true", f"measure.batch_sizes={PLANNER_SIZES}"),
     *("measure.context_lens=[64,768,2048]", "measure.prefill_tokens=[16,128,512,1024,2048]"),
-    *("measure.timeout_s=0.3", "measure.min_samples=12", "parity.batch_sizes=[1,7,32,100,256]"),
+    *(
+        "measure.timeout_s=0.3",
+        "measure.min_samples=12",
+        "measure.energy_s=0",
+        "parity.batch_sizes=[1,7,32,100,256]",
+    ),
     *("workload=trace", "workload.max_requests=500", "workload.rate_scale=10", "tracking=disabled"),
 )
 LAYER = ("compile=default", "compile.scope=layer", "compile.dynamic=true")
 #: The fused layers with two steps in flight: `step_ms` is then the pace.
 FUSED = ("model.implementation=fused", "runner.overlap=true")
+#: What docs/measuring.md explains: a short sweep in three rounds, with all that the card tells.
+TELEMETRY = (
+    *("model=qwen3_0_6b", "compile=none", *TABLE),
+    *("measure.batch_sizes=[1,8,32,128]", "measure.rounds=3", "measure.timeout_s=1.2"),
+)
 #: Stage → overrides of its job.
 JOBS: dict[str, tuple[str, ...]] = {
     "tiny": ("model=tiny", "measure=quick", "workload.max_requests=4", "tracking=disabled"),
@@ -84,11 +94,14 @@ JOBS: dict[str, tuple[str, ...]] = {
     "qwen3_8b_fused": ("model=qwen3_8b", "compile=none", *FUSED, *TABLE),
     "qwen3_0_6b_trace": ("model=qwen3_0_6b", *TRACE),
     "qwen3_8b_trace": ("model=qwen3_8b", *TRACE),
+    "telemetry": (*TELEMETRY, "measure.profile=true"),
+    "telemetry_again": TELEMETRY,
+    "telemetry_flushed": (*TELEMETRY, "measure.flush_cache=true"),
     "planner_h200": ("model=qwen3_0_6b", *PLANNER),
 }
 #: Run only if asked for by name: a first look at whether the script works.
 ON_REQUEST = ("tiny",)
-KEPT_FILES = ("result.json", "capture.csv", "sizes.csv", "prefill.csv", "bench_serve.json")
+KEPT_FILES = ("result.json", "capture.csv", "sizes.csv", "prefill.csv", "profile.csv", "bench_serve.json")
 KEPT_TABLES = ("steps.parquet", "requests.parquet", "samples.parquet")
 LARGEST_TABLE_BYTES = 2**20
 #: Stage → module and arguments of a benchmark that prints JSON lines.
@@ -378,6 +391,8 @@ def job_summary(folder: Path) -> dict[str, Any]:
     parity, serve = result.get("parity") or {}, read_json(folder / "bench_serve.json") or {}
     mib = ", ".join(f"{name.removesuffix('_bytes')} {value / 2**20:.0f}" for name, value in memory.items())
     served = f"; {serve['completed']} requests, TPOT p50 {serve['median_tpot_ms']:.2f} ms" if serve else ""
+    overhead = (result.get("size_sweep") or {}).get("overhead")
+    measuring = f"; measuring took {overhead['measuring_share']:.2%} of the sweep" if overhead else ""
     return {
         "status": result.get("status"),
         "attention": attention,
@@ -387,9 +402,10 @@ def job_summary(folder: Path) -> dict[str, Any]:
             name: parity.get(name) for name in ("verified", "num_cases", "num_bitwise", "max_abs_error")
         },
         "warnings": result.get("warnings"),
+        "overhead": overhead,
         "sizes": read_csv(folder / "sizes.csv"),
         "line": f"{result.get('status')}: {attention.get('backend')}, {len(captures)} graphs in "
-        f"{number(capture.get('seconds'))} s, MiB: {mib}; parity {parity.get('verified')}{served}",
+        f"{number(capture.get('seconds'))} s, MiB: {mib}; parity {parity.get('verified')}{served}{measuring}",
     }
 
 

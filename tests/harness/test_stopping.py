@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from harness.stats import rel_iqr, rel_std
 from harness.stopping import StoppingRule, WarmUp
+
+Floats = NDArray[np.float64]
 
 
 class Timer:
@@ -119,6 +123,48 @@ def test_running_noise_equals_the_noise_of_the_whole_series(samples: list[float]
         rule.add(sample_ms)
     assert rule.rel_std == pytest.approx(rel_std(samples), abs=1e-9)
     assert rule.rel_iqr == pytest.approx(rel_iqr(samples), abs=1e-9)
+
+
+#: Kind → its samples in ms, and in which share of the simulations it may be called quiet.
+_SIMULATED: dict[str, tuple[Callable[[np.random.Generator, int], Floats], tuple[float, float]]] = {
+    "quiet": (lambda rng, n: 4 * rng.normal(1, 0.01, n), (1.0, 1.0)),
+    "drift of 1% a sample": (
+        lambda rng, n: 4 * (1 + 0.01 * np.arange(n)) * rng.normal(1, 0.01, n),
+        (0.0, 0.0),
+    ),
+    "a step of a half": (
+        lambda rng, n: 4 * (1 + 0.5 * (np.arange(n) >= rng.integers(1, 20))) * rng.normal(1, 0.01, n),
+        (0.0, 1.0),  # once hundreds of samples of the second level outweigh those of the first
+    ),
+    "alternating by a fifth": (
+        lambda rng, n: 4 * (1 + 0.2 * (np.arange(n) % 2)) * rng.normal(1, 0.01, n),
+        (0.0, 0.0),
+    ),
+    "heavy tail": (lambda rng, n: 4 * (1 + 0.005 * rng.pareto(1.5, n)), (0.5, 1.0)),
+    "slow waves of 3%": (
+        lambda rng, n: (
+            4 * (1 + 0.03 * np.sin(np.arange(n) / 15 + rng.uniform(0, 6))) * rng.normal(1, 0.01, n)
+        ),
+        (1.0, 1.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", _SIMULATED)
+def test_what_is_called_quiet_has_a_median_to_rely_on(kind: str) -> None:
+    """Forty simulations of a kind: how often it is called quiet, and how far the median is then from that of the
+    whole series of 600."""
+    make, (least, most) = _SIMULATED[kind]
+    num_quiet, errors = 0, [0.0]
+    for seed in range(40):
+        series = make(np.random.default_rng(seed), 600)
+        rule = sample_until_done(itertools.chain(series, itertools.repeat(1e9)))
+        if rule.unmet_condition is None:
+            num_quiet += 1
+            seen = series[: rule.num_samples]
+            errors.append(abs(float(np.median(seen) / np.median(series)) - 1))
+    assert least * 40 <= num_quiet <= most * 40
+    assert max(errors) <= 0.05
 
 
 def warm_up(series: Iterable[float], num_warmup: int = 0) -> WarmUp:

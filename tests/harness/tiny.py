@@ -46,7 +46,7 @@ def tiny_config(overrides: dict[str, Any] | None = None) -> Config:
     return load_config(tiny_yaml(overrides))
 
 
-def tiny_runner(overrides: dict[str, Any] | None = None) -> ModelRunner:
-    """Return a runner of the tiny model with graphs of sizes 2 and 4, emulated."""
-    config, device = tiny_config(overrides), torch.device("cpu")
+def tiny_runner(overrides: dict[str, Any] | None = None, device_name: str = "cpu") -> ModelRunner:
+    """Return a runner of the tiny model with graphs of sizes 2 and 4, emulated on a CPU."""
+    config, device = tiny_config(overrides), torch.device(device_name)
     return ModelRunner(load_model(model_spec(config), device), runner_config(config, device))
