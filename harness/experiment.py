@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-import traceback
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.config_hash import config_hash
-from harness.errors import ConfigError, unwritable
-from harness.interruptions import Interruptions, JobKilledError, JobTimeoutError
+from harness.errors import unwritable
+from harness.interruptions import Interruptions, JobKilledError
+from harness.job_ending import ParityFailedError, end_record, status_of
 from harness.progress import CAPTURE, LOAD, PARITY, PROFILE, SIZE_SWEEP, WORKLOAD, Progress
 from harness.record import JobRecord, Status
 from harness.record_reader import read_result
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from runners.capture import CaptureRecord, CompileCost
     from runners.model_runner import ModelRunner, RunnerConfig
     from runners.models.loader import LoadedModel, ModelSpec
-
-
-class ParityFailedError(Exception):
-    """Replay and eager differ by more than the tolerance."""
 
 
 def run_job(resolved_yaml: str | Path, job_dir: str | Path, progress: Progress | None = None) -> Status:
@@ -50,22 +46,9 @@ def run_job(resolved_yaml: str | Path, job_dir: str | Path, progress: Progress |
         config = load_config(resolved_yaml)
         check(config)
     except Exception as error:
-        return _end(record, _status_of(error), error)
+        return end_record(record, status_of(error), error)
     record.update(config=asdict(config))
     return Experiment(config, record, progress or Progress()).run()
-
-
-def _end(record: JobRecord, status: Status, error: BaseException | None = None) -> Status:
-    """Write the final status; the error keeps its kind, message and traceback."""
-    parts: dict[str, Any] = {"status": status}
-    if error is not None:
-        parts["error"] = {
-            "kind": getattr(error, "signal_name", type(error).__name__),
-            "message": str(error) or "no message",
-            "traceback": "".join(traceback.format_exception(error)),
-        }
-    record.update(**parts)
-    return status
 
 
 def _timed(phase: Callable[[Experiment], None]) -> Callable[[Experiment], None]:
@@ -110,7 +93,7 @@ class Experiment:
                 with interruptions.raised(self.config.job.timeout_s):
                     self._run_phases()
             except BaseException as caught:
-                status, error = _status_of(caught), caught
+                status, error = status_of(caught), caught
             self._conclude(status, error)
             with suppress(KeyboardInterrupt, JobKilledError), interruptions.raised():
                 self._publish(status)
@@ -372,7 +355,7 @@ class Experiment:
 
     def _conclude(self, status: Status, error: BaseException | None) -> None:
         """Write the status before all else: what else is to be written may be cut short, or fail."""
-        _end(self.record, status, error)
+        end_record(self.record, status, error)
         try:
             self.record.finish_all()
         except Exception as failure:  # the rows stay readable as parts
@@ -389,21 +372,3 @@ class Experiment:
             return  # nothing was measured, and the caller shows what is to be corrected
         if not self.progress.quiet:
             print_summary(self.record.job_dir)
-
-
-def _status_of(error: BaseException) -> Status:
-    """Return the status that an exception stands for; anything unforeseen is `failed`."""
-    from runners.errors import CaptureOutOfMemoryError, UnsupportedModelError
-    from runners.models.sources import ModelSourceError
-
-    kinds: tuple[tuple[type[BaseException], Status], ...] = (
-        (ConfigError, Status.INVALID_CONFIG),
-        (UnsupportedModelError, Status.INVALID_CONFIG),
-        (ModelSourceError, Status.INVALID_CONFIG),
-        (CaptureOutOfMemoryError, Status.CAPTURE_OOM),
-        (ParityFailedError, Status.PARITY_FAILED),
-        (JobTimeoutError, Status.TIMEOUT),
-        (JobKilledError, Status.KILLED),
-        (KeyboardInterrupt, Status.INTERRUPTED),
-    )
-    return next((status for kind, status in kinds if isinstance(error, kind)), Status.FAILED)
