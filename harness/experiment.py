@@ -113,7 +113,9 @@ class Experiment:
             try:
                 self.parity()
                 self.size_sweep()
+                self.loop_sweep()
                 self.workload_replay()
+                self.loop_sweep_again()
                 self.profile()
             finally:
                 self.count_compilations()
@@ -244,6 +246,7 @@ class Experiment:
         """Time every batch size; the costs found go to the padding strategies that need them."""
         from harness.device import measure_copy_bandwidth
         from harness.prefill_sweep import sweep_prefill
+        from harness.ragged_sweep import RaggedSweep
         from harness.size_sweep import SizeSweep, sweep_warnings
         from runners.padding import StepCosts
 
@@ -266,15 +269,53 @@ class Experiment:
         description = sweep.describe()
         for warning in sweep_warnings(rows):
             self.record.warn(warning)
+        for context_len, largest in sweep.cut_contexts().items():
+            self.record.warn(
+                f"at {context_len} tokens only batches up to {largest} fit and were measured: raise attention.num_pages"
+            )
         self.record.finish("sizes")
         self.record.finish("samples")
         sweep_prefill(
             self.runner, self.config.measure, self.config.seed, lambda row: self.record.append("prefill", row)
         )
         self.record.finish("prefill")
+        if self.config.measure.longest_lens:
+            ragged = RaggedSweep(self.runner, self.config.measure, self.config.seed)
+            ragged.run(lambda row: self.record.append("ragged", row))
+            self.record.finish("ragged")
         self.record.update(size_sweep=description)
         if self.config.padding.costs_path is None and self.runner.graph_runner is not None:
             self.runner.graph_runner.set_step_costs(StepCosts.from_rows(rows))
+
+    @_timed
+    def loop_sweep(self) -> None:
+        """Time steps beside each other in the scheduler's loop, on requests made for it."""
+        self._sweep_loop("before")
+
+    @_timed
+    def loop_sweep_again(self) -> None:
+        """The same after the workload: the host may have changed its speed meanwhile."""
+        self._sweep_loop("after")
+        if self.config.measure.enabled and self.config.measure.loop_batch_sizes:
+            self.record.finish("loop")
+
+    def _sweep_loop(self, moment: str) -> None:
+        from harness.build import scheduler_limits
+        from harness.loop_sweep import LoopSweep
+        from harness.prefill_sweep import prefill_sizes
+
+        measure = self.config.measure
+        if not measure.enabled or not measure.loop_batch_sizes:
+            return
+        sweep = LoopSweep(
+            self.runner,
+            scheduler_limits(self.config),
+            measure.loop_batch_sizes,
+            measure.prefill_tokens or prefill_sizes(self.runner),
+            measure.context_lens,
+            self.config.seed,
+        )
+        sweep.run(moment, lambda row: self.record.append("loop", row))
 
     @_timed
     def workload_replay(self) -> None:

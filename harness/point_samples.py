@@ -93,24 +93,27 @@ class PointSamples:
         """Summarise the samples; everything is None where every block was discarded."""
         counted = [self.timings[index] for index in self._counted()]
         step_ms = [timing.step_ms for timing in counted]
+        replay_ms = [timing.replay_ms for timing in counted]
         p50 = percentile(step_ms, 50)
         return {
             "host_prepare_us_p50": percentile([timing.host_prepare_us for timing in counted], 50),
             "host_exposed_us_p50": percentile([timing.host_exposed_us for timing in counted], 50),
-            "replay_ms_p50": percentile([timing.replay_ms for timing in counted], 50),
+            "replay_ms_p50": percentile(replay_ms, 50),
+            "replay_rel_std": rel_std(replay_ms),
+            "replay_round_std": self._round_std("replay_ms"),
             "step_ms_p50": p50,
             "step_ms_p99": percentile(step_ms, 99),
             "rel_std": rel_std(step_ms),
             "rel_iqr": rel_iqr(step_ms),
-            "round_std": self._round_std(),
+            "round_std": self._round_std("step_ms"),
             "roofline_fraction": None if p50 is None else floor_ms / p50,
         }
 
-    def _round_std(self) -> float | None:
+    def _round_std(self, name: str) -> float | None:
         """Standard deviation of the rounds' medians over their mean; None with one round."""
         by_round: dict[int, list[float]] = {}
         for index in self._counted():
-            by_round.setdefault(self.rounds[index], []).append(self.timings[index].step_ms)
+            by_round.setdefault(self.rounds[index], []).append(getattr(self.timings[index], name))
         medians_ms = [float(np.median(values)) for values in by_round.values()]
         return float(np.std(medians_ms, ddof=1) / np.mean(medians_ms)) if len(medians_ms) > 1 else None
 

@@ -74,8 +74,13 @@ class ProbeRequests:
 
     def decode_batch(self, batch_size: int) -> ForwardBatch:
         """Return the decode step of the first `batch_size` requests."""
-        last = np.array([prompt[-1] for prompt in self._prompts[:batch_size]], dtype=np.int64)
-        return decode_batch(self._runner.kv, self._rows[:batch_size], self._lengths[:batch_size], last)
+        return self.decode_of(range(batch_size))
+
+    def decode_of(self, indices: Sequence[int]) -> ForwardBatch:
+        """Return the decode step of some of the requests, in the order given."""
+        at = np.array(indices, dtype=np.int64)
+        last = np.array([self._prompts[index][-1] for index in indices], dtype=np.int64)
+        return decode_batch(self._runner.kv, self._rows[at], self._lengths[at], last)
 
     def close(self) -> None:
         """Give rows and pages back."""

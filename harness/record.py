@@ -92,6 +92,43 @@ SIZES_COLUMNS = {
     "throttle_reasons": "string",
     "energy_mj_per_token": "float64",
     "num_other_processes": "int64",
+    "replay_rel_std": "float64",
+    "replay_round_std": "float64",
+}
+#: A decode step whose requests are not alike: one has `longest_len` tokens and stands at `place` (`first`,
+#: `last`), the others have `context_len`. `padded`: all have `longest_len`, on a graph larger than the batch.
+RAGGED_COLUMNS = {
+    "batch_size": "int64",
+    "padded_batch_size": "int64",
+    "mode": "string",
+    "graph_backend": "string",
+    "place": "string",
+    "context_len": "int64",
+    "longest_len": "int64",
+    "num_kv_tokens": "int64",
+    "num_samples": "int64",
+    "replay_ms_p50": "float64",
+    "step_ms_p50": "float64",
+    "rel_std": "float64",
+}
+#: Steps in the scheduler's loop, by what they are and what they follow. `pace_ms` runs from launch to launch,
+#: the scheduler's work included; `host_ms` is what of it the device's work does not take.
+LOOP_COLUMNS = {
+    "moment": "string",
+    "phase": "string",
+    "previous": "string",
+    "mode": "string",
+    "graph_backend": "string",
+    "batch_size": "int64",
+    "padded_batch_size": "int64",
+    "num_tokens": "int64",
+    "num_cached_tokens": "int64",
+    "num_samples": "int64",
+    "pace_ms_p50": "float64",
+    "pace_ms_mean": "float64",
+    "host_ms_p50": "float64",
+    "host_ms_mean": "float64",
+    "host_prepare_us_p50": "float64",
 }
 PREFILL_COLUMNS = {
     "num_tokens": "int64",
@@ -117,6 +154,8 @@ STEPS_SCHEMA = {
     "step_ms": "float64",
     "throttled": "bool",
     "graph_backend": "string",
+    # Tokens of the longest request of the step.
+    "longest_len": "int64",
 }
 REQUESTS_SCHEMA = {
     "request_id": "int64",
@@ -183,6 +222,8 @@ STREAMS = {
         Stream("capture", "capture.csv", CAPTURE_COLUMNS),
         Stream("sizes", "sizes.csv", SIZES_COLUMNS),
         Stream("prefill", "prefill.csv", PREFILL_COLUMNS),
+        Stream("ragged", "ragged.csv", RAGGED_COLUMNS),
+        Stream("loop", "loop.csv", LOOP_COLUMNS),
         Stream("profile", "profile.csv", PROFILE_COLUMNS),
         Stream("steps", "steps.parquet", STEPS_SCHEMA),
         Stream("requests", "requests.parquet", REQUESTS_SCHEMA),

@@ -330,22 +330,31 @@ def check_batches(config: Config) -> None:
             "measure.context_lens", [], "give at least one length, such as [128], or add measure=none"
         )
     check_within("measure.context_lens", config.measure.context_lens, "model.max_seq_len", longest)
+    check_within("measure.longest_lens", config.measure.longest_lens, "model.max_seq_len", longest)
+    for name in ("eager_batch_sizes", "loop_batch_sizes"):
+        check_within(f"measure.{name}", getattr(config.measure, name), "runner.max_batch_size", largest)
+    if config.measure.loop_batch_sizes and config.runner.overlap:
+        raise ConfigError(
+            "measure.loop_batch_sizes",
+            config.measure.loop_batch_sizes,
+            "times the loop with one step in flight: empty it, or set runner.overlap=false",
+        )
     check_room(config)
     check_within("measure.prefill_tokens", config.measure.prefill_tokens, "model.max_seq_len", longest)
 
 
 def check_room(config: Config) -> None:
-    """The batches to measure fit into the pool; a list that is chosen here is cut to what fits."""
+    """The batches to measure fit into the pool at the shortest context; at longer ones fewer are measured."""
     attention, measure = config.attention, config.measure
     if attention.num_pages is None or not measure.batch_sizes:
         return
-    longest = max(measure.context_lens)
-    room = (attention.num_pages - 1) // -(-longest // attention.page_size)
+    shortest = min(measure.context_lens)
+    room = (attention.num_pages - 1) // -(-shortest // attention.page_size)
     if max(measure.batch_sizes) > room:
         raise ConfigError(
             "measure.batch_sizes",
             measure.batch_sizes,
-            f"attention.num_pages={attention.num_pages} holds {room} requests of {longest} tokens: remove what is "
+            f"attention.num_pages={attention.num_pages} holds {room} requests of {shortest} tokens: remove what is "
             "over that, leave the list empty, lower measure.context_lens or raise attention.num_pages",
         )
 

@@ -93,6 +93,8 @@ class StepRow(TypedDict):
     replay_ms: float | None
     step_ms: float
     throttled: bool | None
+    #: Tokens of the longest request of the step.
+    longest_len: int
 
 
 class RequestRow(TypedDict):
@@ -308,6 +310,7 @@ def _step_row(step: ScheduledStep, result: StepResult, clock: Clock) -> StepRow:
         "replay_ms": result.replay_ms if is_measured else None,
         "step_ms": result.step_ms if is_measured else clock.step_ms,
         "throttled": result.throttled if is_measured else None,
+        "longest_len": max(step.ends),
     }
 
 

@@ -209,6 +209,12 @@ class MeasureConfig:
     """KV tokens of each request in the size sweep."""
     prefill_tokens: list[int] = numbers()
     """Sizes of the prefill chunks to time; empty: chosen from `runner.prefill_chunk_tokens`."""
+    eager_batch_sizes: list[int] = numbers()
+    """Batch sizes that also run eagerly in the size sweep; empty: all."""
+    longest_lens: list[int] = numbers()
+    """KV tokens of one long request among short ones, at each captured size; empty: all requests are alike."""
+    loop_batch_sizes: list[int] = numbers()
+    """Batch sizes to time in the scheduler's loop, beside prefills, before and after the workload; empty: none."""
     min_samples: int = number(20, ge=2)
     """Samples a point at least."""
     min_time_s: float = number(0.0, ge=0)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from harness.cache_flush import CacheFlush
 from harness.energy import energy_of
 from harness.floor import Floor
@@ -49,11 +51,12 @@ def fitting_requests(num_pages: int, page_size: int, context_len: int) -> int:
 class SizeSweep:
     """Measures every point and hands each finished row to `on_row`.
 
-    The points of a context length are visited in turn, `measure.rounds` times: what the rounds of a point
-    differ by is what another run would. In a round a point is timed until its samples are quiet
-    (`StoppingRule`) or its share of `measure.timeout_s` is over; then the row names the condition that was
-    not met. Samples of a block during which the GPU throttled, or something was compiled, are discarded and
-    counted. With `overlap` the steps are those of two in flight: `step_ms` is the pace, and what the device
+    The points of a context length are visited `measure.rounds` times, the last time in turn and before that
+    in a random order: what the rounds of a point differ by is what another run would, and a machine that
+    changes its speed makes points noisy, not one size slower than its neighbour. In a round a point is
+    timed until its samples are quiet (`StoppingRule`) or its share of `measure.timeout_s` is over; then the
+    row names the condition that was not met. Samples of a block during which the GPU throttled, or something
+    was compiled, are discarded and counted. With `overlap` the steps are those of two in flight: `step_ms` is the pace, and what the device
     waited for the host is beside it.
 
     Attributes:
@@ -95,10 +98,17 @@ class SizeSweep:
             for plan in self._plans(batch_size)
         ]
 
+    def cut_contexts(self) -> dict[int, int]:
+        """Return the contexts at which the pool does not hold all batch sizes, with the largest measured, or 0."""
+        most = dict.fromkeys(self._config.context_lens, 0)
+        for point in self.points():
+            most[point.context_len] = max(point.batch_size, most[point.context_len])
+        return {length: size for length, size in most.items() if size < max(most.values())}
+
     def _plans(self, batch_size: int) -> Iterator[StepPlan]:
         """The plan in force, the graph of the smallest captured size that fits, and eager, once each.
 
-        With Inductor's graphs, compiled steps stand in for ours.
+        With Inductor's graphs, compiled steps stand in for ours. Without graphs there is always eager.
         """
         graphs = self._runner.graph_runner
         eager = StepPlan("eager", (), "forced")
@@ -113,23 +123,29 @@ class SizeSweep:
                 if plan.mode != "eager" and (plan.mode, plan.sizes) not in seen:
                     seen.add((plan.mode, plan.sizes))
                     yield StepPlan(plan.mode, plan.sizes, "forced")
-        yield eager
+        eager_sizes = self._config.eager_batch_sizes
+        if graphs is None or not eager_sizes or batch_size in eager_sizes:
+            yield eager
 
     def run(self, on_row: Callable[[dict[str, Any], list[dict[str, Any]]], None]) -> None:
         """Measure all points; `on_row(row, samples)` gets each row with its raw samples."""
         self.times = TimeSheet()
-        points = self.points()
+        points, shuffle = self.points(), np.random.default_rng(self._seed)
         for context_len in self._config.context_lens:
             here = [PointSamples(point) for point in points if point.context_len == context_len]
+            if not here:  # the pool holds no request as long as this
+                continue
             largest = max(samples.point.batch_size for samples in here)
             with self.times.book("prefill"):
                 probe = ProbeRequests(self._runner, [context_len] * largest, self._seed)
             with probe:
                 for index in range(self._config.rounds):
-                    for samples in here:
+                    is_last = index == self._config.rounds - 1
+                    order = range(len(here)) if is_last else shuffle.permutation(len(here)).tolist()
+                    for samples in (here[at] for at in order):
                         batch = probe.decode_batch(samples.point.batch_size)
                         self._sample(samples, batch, index)
-                        if index == self._config.rounds - 1:
+                        if is_last:
                             self._sample_back_to_back(samples, batch)
                             with self.times.book("record"):
                                 on_row(*self._results(samples))

@@ -60,20 +60,25 @@ TRACE = (
     ),
     *("workload=trace", "workload.max_requests=500", "workload.rate_scale=10", "tracking=disabled"),
 )
-#: Costs for the planner: many sizes, contexts up to long ones, and traffic to check the simulator against.
-PLANNER_SIZES = [*range(1, 17), *range(18, 33, 2), *range(40, 257, 8)]
+#: Costs for the planner: the sizes of every engine's list and some between, contexts up to long ones, uneven
+#: batches, the scheduler's loop, and traffic to check the simulator against. One step is in flight, as simulated.
+PLANNER_SIZES = [*range(1, 9), 10, 12, 14, 16, 20, 24, 28, *range(32, 257, 8)]
 PLANNER = (
     *("model.implementation=fused", "compile=none", "capture=explicit", f"capture.sizes={PLANNER_SIZES}"),
-    *("runner.max_batch_size=256", "model.max_seq_len=4096", "runner.prefill_chunk_tokens=2048"),
-    *("attention.num_pages=36000", "attention.overcommit=true", f"measure.batch_sizes={PLANNER_SIZES}"),
-    *("measure.context_lens=[64,768,2048]", "measure.prefill_tokens=[16,128,512,1024,2048]"),
-    *(
-        "measure.timeout_s=0.3",
-        "measure.min_samples=12",
-        "measure.energy_s=0",
-        "parity.batch_sizes=[1,7,32,100,256]",
-    ),
+    *("runner.max_batch_size=256", "model.max_seq_len=16384", "runner.prefill_chunk_tokens=2048"),
+    *("attention.num_pages=36000", "attention.overcommit=true", "parity.batch_sizes=[1,7,32,100,256]"),
+    *("measure=planning", f"measure.batch_sizes={PLANNER_SIZES}", "measure.eager_batch_sizes=[1,8,64]"),
+    *("measure.longest_lens=[2048,16384]", "measure.prefill_tokens=[16,128,512,1024,2048]"),
+    "measure.loop_batch_sizes=[1,8,32,64,128,256]",
     *("workload=trace", "workload.max_requests=500", "workload.rate_scale=10", "tracking=disabled"),
+)
+#: The same path in small, for a machine without a GPU: what it measures is emulated, and no source of costs.
+PLANNER_TINY = (
+    *("capture=explicit", "capture.sizes=[1,2,4,8,16]", "runner.max_batch_size=16", "model.max_seq_len=512"),
+    *("runner.prefill_chunk_tokens=64", "parity.batch_sizes=[1,7,16]", "measure=planning"),
+    *("measure.context_lens=[16,64,256]", "measure.longest_lens=[64,256]", "measure.prefill_tokens=[16,64]"),
+    *("measure.eager_batch_sizes=[1,8]", "measure.loop_batch_sizes=[1,8,16]", "measure.timeout_s=0.1"),
+    *("workload=trace", "workload.max_requests=20", "workload.rate_scale=10", "tracking=disabled"),
 )
 LAYER = ("compile=default", "compile.scope=layer", "compile.dynamic=true")
 #: The fused layers with two steps in flight: `step_ms` is then the pace.
@@ -97,11 +102,22 @@ JOBS: dict[str, tuple[str, ...]] = {
     "telemetry": (*TELEMETRY, "measure.profile=true"),
     "telemetry_again": TELEMETRY,
     "telemetry_flushed": (*TELEMETRY, "measure.flush_cache=true"),
-    "planner_h200": ("model=qwen3_0_6b", *PLANNER),
+    "planner_h200": ("model=qwen3_0_6b", *PLANNER, "measure.context_lens=[16,512,2048,8192,16384]"),
+    "planner_h200_8b": ("model=qwen3_8b", *PLANNER, "measure.context_lens=[16,512,2048,8192]"),
+    "planner_tiny": ("model=tiny", *PLANNER_TINY),
 }
-#: Run only if asked for by name: a first look at whether the script works.
-ON_REQUEST = ("tiny",)
-KEPT_FILES = ("result.json", "capture.csv", "sizes.csv", "prefill.csv", "profile.csv", "bench_serve.json")
+#: Run only if asked for by name: a first look at whether the script works, and a job that takes long.
+ON_REQUEST = ("tiny", "planner_h200_8b", "planner_tiny")
+KEPT_FILES = (
+    "result.json",
+    "capture.csv",
+    "sizes.csv",
+    "prefill.csv",
+    "ragged.csv",
+    "loop.csv",
+    "profile.csv",
+    "bench_serve.json",
+)
 KEPT_TABLES = ("steps.parquet", "requests.parquet", "samples.parquet")
 LARGEST_TABLE_BYTES = 2**20
 #: Stage → module and arguments of a benchmark that prints JSON lines.

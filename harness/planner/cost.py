@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from harness.errors import ConfigError
+from harness.planner.excess import ExcessRates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from harness.planner.capture_cost import CaptureCosts
+    from harness.planner.host_time import HostTime, PrefillCurve
     from harness.planner.surface import StepSurface
     from runners.padding import StepCosts
-
-
-@dataclass(frozen=True)
-class PrefillCurve:
-    """Time of a prefill step by its tokens: `[num_points]` each, tokens increasing, times in ms."""
-
-    num_tokens: NDArray[np.float64]
-    step_ms: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class HostTime:
-    """Host time between a step's end and the next step's call: `base_ms` and `per_request_ms` a request."""
-
-    base_ms: float = 0.0
-    per_request_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,9 +44,16 @@ class CostTable:
     captures: CaptureCosts
     #: What `cheapest` and `split` decide by: the medians at one context, as the runner reads them.
     step_costs: StepCosts
+    graph_excess: ExcessRates = field(default_factory=lambda: ExcessRates({}, {}))
+    eager_excess: ExcessRates = field(default_factory=lambda: ExcessRates({}, {}))
 
-    def graph_ms(self, size: int, num_kv_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Time of a step that replays the graph of `size`."""
+    def graph_ms(
+        self, size: int, num_kv_tokens: NDArray[np.float64], batch_size: NDArray[np.int64] | int | None = None
+    ) -> NDArray[np.float64]:
+        """Time of a step that replays the graph of `size` for requests of one length.
+
+        `batch_size` is how many they are (`size`, if not given); the other rows are padding.
+        """
         if not self.graph.covers(size):
             low, high = self.graph.sizes[0], self.graph.sizes[-1]
             raise ConfigError(
@@ -69,7 +62,11 @@ class CostTable:
                 f"has graph times for sizes {low} to {high}, but not for {size}: measure a run that captures it, "
                 "or lower --max-batch-size",
             )
-        return self.graph.step_ms(size, num_kv_tokens)
+        step_ms = self.graph.step_ms(size, num_kv_tokens)
+        if batch_size is None:
+            return step_ms
+        beyond = num_kv_tokens * (1 / np.asarray(batch_size) - 1 / size)
+        return step_ms + self.graph_excess.padding_ms(size) * beyond
 
     def eager_ms(self, batch_size: int, num_kv_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Time of a step that runs eagerly."""
@@ -97,8 +94,8 @@ class CostTable:
             )
         return np.interp(num_tokens, self.prefill.num_tokens, self.prefill.step_ms)
 
-    def host_ms(self, batch_size: int) -> float:
-        return self.host.base_ms + self.host.per_request_ms * batch_size
+    def host_ms(self, batch_size: int, after_prefill: bool = False) -> float:
+        return self.host.ms(batch_size, after_prefill)
 
     def candidates(self, max_batch_size: int, interpolated: bool = False) -> list[int]:
         """The sizes that a plan may capture: the measured ones, or all between them; the maximum always."""

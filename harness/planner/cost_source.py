@@ -9,7 +9,9 @@ import numpy as np
 
 from harness.errors import ConfigError
 from harness.planner.capture_cost import CaptureCosts
-from harness.planner.cost import CostSource, CostTable, HostTime, PrefillCurve
+from harness.planner.cost import CostSource, CostTable
+from harness.planner.excess import ExcessRates
+from harness.planner.host_time import HostTime, PrefillCurve
 from harness.planner.surface import StepSurface
 from harness.record import RecordError
 from harness.record_reader import read_result, read_table
@@ -56,24 +58,41 @@ def load_costs(run: str | Path, allow_unverified: bool = False) -> CostTable:
             run,
             "its graphs were emulated, and no emulated time is a CUDA graph's: give a run on a GPU",
         )
-    graph = StepSurface.from_rows(rows, "graph")
-    if not graph:
-        raise ConfigError(
-            "RUN", run, "measured no graph: give a run with runner=cuda_graph and measure.enabled=true"
-        )
     captures = CaptureCosts.from_rows(read_table(run, "capture").to_pylist())
     if captures is None:
         raise ConfigError("RUN", run, "has no capture.csv: give a run that captured graphs")
+    loop, ragged = read_table(run, "loop").to_pylist(), read_table(run, "ragged").to_pylist()
+    # With the loop measured, the host's time is known by itself, and a size's time is the device's alone.
+    host = HostTime.from_loop(loop)
+    column = "step_ms_p50" if host is None else "replay_ms_p50"
+    surfaces = {
+        mode: StepSurface.from_rows(rows, mode, column, with_padding=not ragged)
+        for mode in ("graph", "eager")
+    }
+    if not surfaces["graph"]:
+        raise ConfigError(
+            "RUN", run, "measured no graph: give a run with runner=cuda_graph and measure.enabled=true"
+        )
+    excess = {
+        mode: ExcessRates.from_rows(ragged, mode, surface, column) for mode, surface in surfaces.items()
+    }
     steps = read_table(run, "steps")
-    clock = (result.get("workload") or {}).get("clock")
+    if host is None:
+        clock = (result.get("workload") or {}).get("clock")
+        host = _host_time(steps, surfaces["graph"].sizes[-1]) if clock == "measured" else HostTime()
+        prefill = _prefill(read_table(run, "prefill"), steps, host)
+    else:
+        prefill = _loop_prefill(loop)
     return CostTable(
         source=_source(run, result),
-        graph=graph,
-        eager=StepSurface.from_rows(rows, "eager"),
-        prefill=_prefill(read_table(run, "prefill"), steps),
-        host=_host_time(steps) if clock == "measured" else HostTime(),
+        graph=surfaces["graph"],
+        eager=surfaces["eager"],
+        prefill=prefill,
+        host=host,
         captures=captures,
         step_costs=StepCosts.from_rows(rows),
+        graph_excess=excess["graph"],
+        eager_excess=excess["eager"],
     )
 
 
@@ -108,24 +127,32 @@ def _source(run: str | Path, result: dict[str, Any]) -> CostSource:
     )
 
 
-def _prefill(prefill: pa.Table, steps: pa.Table) -> PrefillCurve | None:
+def _prefill(prefill: pa.Table, steps: pa.Table, host: HostTime) -> PrefillCurve | None:
     """Chunks of `prefill.csv`, or else the medians of the workload's own prefill steps by tokens."""
     if prefill.num_rows:
-        tokens = prefill["num_tokens"].to_numpy().astype(np.float64)
-        step_ms = prefill["step_ms_p50"].to_numpy().astype(np.float64)
+        points = [
+            (row["num_tokens"], max(0, row["context_len"] - row["num_tokens"]), row["step_ms_p50"])
+            for row in prefill.to_pylist()
+        ]
     else:
-        is_prefill = _phase(steps) == "prefill"
-        tokens = steps["num_tokens"].to_numpy().astype(np.float64)[is_prefill]
-        step_ms = steps["step_ms"].to_numpy().astype(np.float64)[is_prefill]
-    measured = np.isfinite(step_ms)
-    tokens, step_ms = tokens[measured], step_ms[measured]
-    unique = np.unique(tokens)
-    if not len(unique):
-        return None
-    return PrefillCurve(unique, np.array([np.median(step_ms[tokens == number]) for number in unique]))
+        points = [
+            (row["num_tokens"], 0, row["step_ms"]) for row in steps.to_pylist() if row["phase"] == "prefill"
+        ]
+    return PrefillCurve.from_points(
+        (tokens, cached, step_ms + host.ms(1)) for tokens, cached, step_ms in points if step_ms is not None
+    )
 
 
-def _host_time(steps: pa.Table) -> HostTime:
+def _loop_prefill(loop: list[dict[str, Any]]) -> PrefillCurve | None:
+    """Chunks that the scheduler's loop ran between decode steps."""
+    return PrefillCurve.from_points(
+        (row["num_tokens"], row["num_cached_tokens"], row["pace_ms_mean"])
+        for row in loop
+        if row["phase"] == "prefill" and row["pace_ms_mean"] is not None
+    )
+
+
+def _host_time(steps: pa.Table, max_batch_size: int) -> HostTime:
     """What passes on the measured clock between steps, from decode steps.
 
     A decode step never follows an idle gap directly, so the clock's advance less the step's own time is
@@ -141,9 +168,9 @@ def _host_time(steps: pa.Table) -> HostTime:
     unique, counts = np.unique(sizes, return_counts=True)
     medians = np.array([np.median(gaps[sizes == size]) for size in unique])
     if len(unique) < 3:
-        return HostTime(max(0.0, float(np.average(medians, weights=counts))))
+        return HostTime.linear(max(0.0, float(np.average(medians, weights=counts))), 0.0, max_batch_size)
     slope, base = np.polyfit(unique, medians, 1, w=np.sqrt(counts))
-    return HostTime(max(0.0, float(base)), max(0.0, float(slope)))
+    return HostTime.linear(max(0.0, float(base)), max(0.0, float(slope)), max_batch_size)
 
 
 def _phase(steps: pa.Table) -> np.ndarray[Any, Any]:

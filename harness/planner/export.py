@@ -24,8 +24,11 @@ class EngineFlags:
     notes: tuple[str, ...] = ()
 
 
-#: Whose source, package or reference the flags were read from.
-_VLLM = "vLLM 0.30.0"
+#: Whose source, package or reference the flags were read from: vllm/engine/arg_utils.py and, for speculative
+#: decoding, config/compilation.py and v1/worker/gpu/cudagraph_utils.py of the source package (0.30.0 too);
+#: sglang/srt/arg_groups/fields of the wheel; the LLM API reference (DecodeCudaGraphConfig); lmdeploy/cli of the
+#: wheel.
+_VLLM = "vLLM 0.33.0"
 _SGLANG = "SGLang 0.5.23"
 _TENSORRT_LLM = "TensorRT-LLM 1.4.0rc1"
 _LMDEPLOY = "LMDeploy 0.18.0"
@@ -68,7 +71,10 @@ def export_flags(
 
 
 def _vllm(sizes: list[int], version: tuple[int, ...] | None, tokens_per_request: int) -> EngineFlags:
-    """Sizes are tokens: under speculative decoding a request has several in a step."""
+    """Sizes are tokens: under speculative decoding a request has several in a step.
+
+    vLLM rounds each size up to a multiple of them, which leaves these as they are.
+    """
     tokens = [size * tokens_per_request for size in sizes]
     notes = []
     if tokens_per_request > 1:

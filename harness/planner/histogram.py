@@ -20,12 +20,18 @@ class BatchHistogram:
     batch_size: NDArray[np.int64]
     num_kv_tokens: NDArray[np.float64]
     weight: NDArray[np.float64]
+    #: By how many tokens the longest request of a batch exceeds their mean; None: all are alike.
+    excess: NDArray[np.float64] | None = None
 
     @classmethod
-    def from_counts(cls, counts: NDArray[np.int64], grid: ContextGrid) -> BatchHistogram:
-        """Read `counts` of `[max_batch_size + 1, num_cells]`, as a simulation leaves them."""
+    def from_counts(
+        cls, counts: NDArray[np.int64], grid: ContextGrid, excess_tokens: NDArray[np.int64] | None = None
+    ) -> BatchHistogram:
+        """Read `counts` and `excess_tokens` of `[max_batch_size + 1, num_cells]`, as a simulation leaves them."""
         batch_size, cell = np.nonzero(counts)
-        return cls(batch_size, batch_size * grid.middles[cell], counts[batch_size, cell].astype(np.float64))
+        weight = counts[batch_size, cell].astype(np.float64)
+        excess = None if excess_tokens is None else excess_tokens[batch_size, cell] / (weight * batch_size)
+        return cls(batch_size, batch_size * grid.middles[cell], weight, excess)
 
     @property
     def total(self) -> float:
@@ -57,12 +63,3 @@ def spread(max_batch_size: int, context: float) -> BatchHistogram:
     sizes = np.arange(1, max_batch_size + 1)
     weight = 1.0 / sizes.astype(np.float64)
     return BatchHistogram(sizes, sizes * np.float64(context), weight / weight.sum())
-
-
-def merge(histograms: list[BatchHistogram]) -> BatchHistogram:
-    """Return the sum of histograms."""
-    return BatchHistogram(
-        np.concatenate([h.batch_size for h in histograms]),
-        np.concatenate([h.num_kv_tokens for h in histograms]),
-        np.concatenate([h.weight for h in histograms]),
-    )

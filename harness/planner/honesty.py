@@ -41,7 +41,7 @@ class WindowTimes:
     def of(cls, costs: CostTable, traffic: ListTraffic) -> WindowTimes:
         """Split each window's time by the measurements behind it."""
         steps = traffic.histogram.sum(axis=2).astype(np.float64)
-        batch_ms = np.einsum("wbc,bc->wb", traffic.histogram, traffic.times.decode_ns) / 1e6
+        batch_ms = traffic.window_ns / 1e6
         points: dict[tuple[str, int], int] = {}
         shares: list[tuple[int, int, float]] = []
         for batch_size in range(1, steps.shape[1]):

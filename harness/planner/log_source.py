@@ -10,7 +10,8 @@ import numpy as np
 from harness.errors import ConfigError
 from harness.planner.capture_cost import CaptureCosts
 from harness.planner.contexts import ContextGrid
-from harness.planner.cost import CostSource, CostTable, HostTime
+from harness.planner.cost import CostSource, CostTable
+from harness.planner.host_time import HostTime
 from harness.planner.surface import SizePoints, StepSurface
 from runners.padding import StepCosts
 

@@ -226,8 +226,9 @@ class Planner:
 
     def _histogram(self, sizes: Sequence[int], windows: slice) -> BatchHistogram:
         self._on_progress(f"{len(sizes)} graphs")
-        counts = self._traffic.under(sizes).histogram[windows].sum(axis=0)
-        return BatchHistogram.from_counts(counts, self._traffic.grid)
+        traffic = self._traffic.under(sizes)
+        excess = None if traffic.excess_tokens is None else traffic.excess_tokens[windows].sum(axis=0)
+        return BatchHistogram.from_counts(traffic.histogram[windows].sum(axis=0), self._traffic.grid, excess)
 
     def _problem(self, sizes: Sequence[int], windows: slice) -> CaptureProblem:
         return self._price(self._histogram(sizes, windows))

@@ -113,9 +113,12 @@ def _upto_ms(
     """`[max_size + 1]` time of all batches up to each size, run on the graph of `size`."""
     fits = histogram.batch_size <= size
     batch_size, tokens = histogram.batch_size[fits], histogram.num_kv_tokens[fits]
-    step_ms = costs.graph_ms(size, tokens)
+    step_ms = costs.graph_ms(size, tokens, batch_size)
+    if histogram.excess is not None:
+        step_ms += costs.graph_excess.longest_ms(size) * histogram.excess[fits]
     if padding == "cheapest":
-        _take_cheaper_eager(costs, size, batch_size, tokens, step_ms)
+        excess = None if histogram.excess is None else histogram.excess[fits]
+        _take_cheaper_eager(costs, size, batch_size, tokens, excess, step_ms)
     by_batch = np.bincount(batch_size, step_ms * histogram.weight[fits], minlength=max_size + 1)
     return np.cumsum(by_batch, dtype=np.float64)
 
@@ -125,6 +128,7 @@ def _take_cheaper_eager(
     size: int,
     batch_size: NDArray[np.int64],
     tokens: NDArray[np.float64],
+    excess: NDArray[np.float64] | None,
     step_ms: NDArray[np.float64],
 ) -> None:
     reference_ms = costs.step_costs.graph_ms[size]
@@ -132,6 +136,8 @@ def _take_cheaper_eager(
         if eager_ms < reference_ms:
             here = batch_size == batch
             step_ms[here] = costs.eager_ms(batch, tokens[here])
+            if excess is not None:
+                step_ms[here] += costs.eager_excess.longest_ms(batch) * excess[here]
 
 
 def _neighbours(costs: CostTable, sizes: tuple[int, ...], padding: str) -> NDArray[np.bool_]:

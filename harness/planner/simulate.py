@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.planner import kernel as kn
+from harness.planner import kernel_state as kn
+from harness.planner.kernel import advance
 from harness.planner.simulation import Simulation
 from harness.scheduler import check_request
 from harness.workload.base import Request, Workload
@@ -111,9 +112,15 @@ def _state(
         places=_zeros(max(max_concurrency, 1)),
         sent=_zeros(max(max_concurrency, 1)),
         decode_ns=times.decode_ns,
+        excess_ns=times.excess_ns,
+        after_prefill_ns=times.after_prefill_ns,
         prefill_ns=times.prefill_ns,
+        pairs=times.pairs,
+        pairs_ns=times.pairs_ns,
         edges=times.grid.edges,
         histogram=_zeros(num_windows, max_batch + 1, num_cells),
+        excess_tokens=_zeros(num_windows, max_batch + 1, num_cells),
+        window_ns=_zeros(num_windows, max_batch + 1),
         batch_steps=_zeros(max_batch + 1),
         batch_ns=_zeros(max_batch + 1),
         latencies=_zeros(4, kn.NUM_LATENCY_BINS),
@@ -162,7 +169,7 @@ def _run(
             _check_longest(limits, chunk)
             requests = _refill(state, requests, chunk)
             s[kn.ALL_GIVEN] = is_last
-        reason = kn.advance(state, *requests)
+        reason = advance(state, *requests)
         if on_step is not None:
             for step in _steps(state.records[: s[kn.NUM_RECORDS]]):
                 on_step(step)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.planner import kernel as kn
+from harness.planner import kernel_state as kn
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +23,10 @@ class Simulation:
     times: StepTimes
     #: `[num_windows, max_batch_size + 1, num_cells]` decode steps of the steady part: no ramp, no drain.
     histogram: NDArray[np.int64]
+    #: The same shape: the tokens that requests have less than the longest one of their step, summed; and the
+    #: time of these steps, `[num_windows, max_batch_size + 1]`.
+    excess_tokens: NDArray[np.int64]
+    window_ns: NDArray[np.int64]
     #: Length of a window in ms; None with a single one.
     window_ms: float | None
     #: `[max_batch_size + 1]` all decode steps, and their time.
@@ -56,6 +60,8 @@ class Simulation:
         return cls(
             times=times,
             histogram=state.histogram,
+            excess_tokens=state.excess_tokens,
+            window_ns=state.window_ns,
             window_ms=None if window_ns is None else window_ns / 1e6,
             batch_steps=state.batch_steps,
             batch_ns=state.batch_ns,

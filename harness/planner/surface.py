@@ -40,13 +40,27 @@ class StepSurface:
         self.sizes = tuple(self.points)
 
     @classmethod
-    def from_rows(cls, rows: Iterable[Mapping[str, Any]], mode: str) -> StepSurface:
-        """Read the rows of `sizes.csv` that ran in `mode`; rows without a time are left out."""
+    def from_rows(
+        cls,
+        rows: Iterable[Mapping[str, Any]],
+        mode: str,
+        column: str = "step_ms_p50",
+        with_padding: bool = True,
+    ) -> StepSurface:
+        """Read `column` of the rows of `sizes.csv` that ran in `mode`; rows without a time are left out.
+
+        Batches with padding rows give further points of their size, unless `with_padding` is False.
+        """
         by_size: dict[int, list[Mapping[str, Any]]] = {}
         for row in rows:
-            if row["mode"] == mode and row["step_ms_p50"] is not None:
-                by_size.setdefault(int(row["padded_batch_size"]), []).append(row)
-        return cls({size: _size_points(group) for size, group in by_size.items()})
+            size = int(row["padded_batch_size"])
+            if (
+                row["mode"] == mode
+                and row[column] is not None
+                and (with_padding or row["batch_size"] == size)
+            ):
+                by_size.setdefault(size, []).append(row)
+        return cls({size: _size_points(group, column) for size, group in by_size.items()})
 
     def __bool__(self) -> bool:
         return bool(self.sizes)
@@ -87,17 +101,21 @@ class StepSurface:
         return held
 
 
-def _size_points(rows: list[Mapping[str, Any]]) -> SizePoints:
-    """Merge rows that have the same KV tokens by their mean; off-size batches give further points."""
+def _size_points(rows: list[Mapping[str, Any]], column: str) -> SizePoints:
+    """Merge rows that have the same KV tokens by their mean."""
     tokens = np.array([row["num_kv_tokens"] for row in rows], dtype=np.float64)
-    step_ms = np.array([row["step_ms_p50"] for row in rows], dtype=np.float64)
+    step_ms = np.array([row[column] for row in rows], dtype=np.float64)
     unique, inverse = np.unique(tokens, return_inverse=True)
     mean = np.bincount(inverse, weights=step_ms) / np.bincount(inverse)
-    return SizePoints(unique, mean, max(_rel_error(row) for row in rows))
+    kind = column.removesuffix("_ms_p50")
+    return SizePoints(unique, mean, max(_rel_error(row, kind) for row in rows))
 
 
-def _rel_error(row: Mapping[str, Any]) -> float:
-    rel_std, num_samples = row.get("rel_std"), row.get("num_samples")
+def _rel_error(row: Mapping[str, Any], kind: str) -> float:
+    """The noise of the samples, and, of a point measured in several rounds, by how much these differ."""
+    prefix = "replay_" if kind == "replay" else ""
+    rel_std, num_samples = row.get(f"{prefix}rel_std"), row.get("num_samples")
+    between = (row.get(f"{prefix}round_std") or 0.0) / np.sqrt(2)
     if rel_std is None or not num_samples:
-        return 0.0
-    return float(_MEDIAN_ERROR * rel_std / np.sqrt(num_samples))
+        return float(between)
+    return float(np.hypot(_MEDIAN_ERROR * rel_std / np.sqrt(num_samples), between))

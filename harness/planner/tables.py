@@ -157,6 +157,27 @@ def print_verification(console: Console, verification: Verification) -> None:
         apart = "-" if row.deviation is None else f"{row.deviation:+.2%}"
         table.add_row(row.name, text(row.predicted), text(row.measured), apart, mark)
     console.print(table)
+    if verification.kinds:
+        console.print(_kinds_table(verification))
+    for note in verification.notes:
+        console.print(note, highlight=False)
+
+
+def _kinds_table(verification: Verification) -> Table:
+    table = Table(title="Steps by kind, on the batches that ran", title_justify="left")
+    for name in ("", "steps", "predicted ms", "measured ms", "apart", "share of the time"):
+        table.add_column(name, justify="left" if name == "" else "right")
+    total_ms = sum(kind.num_steps * kind.measured_ms for kind in verification.kinds)
+    for kind in verification.kinds:
+        table.add_row(
+            kind.name,
+            str(kind.num_steps),
+            _number(kind.predicted_ms, 3),
+            _number(kind.measured_ms, 3),
+            f"{kind.deviation:+.1%}",
+            _share(kind.num_steps * kind.measured_ms / total_ms),
+        )
+    return table
 
 
 def print_flags(console: Console, flags: Iterable[EngineFlags]) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from harness.planner.simulate import simulate
 from harness.planner.step_times import Runner, StepTimes, step_times
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from harness.planner.contexts import ContextGrid
@@ -28,6 +29,19 @@ class ListTraffic:
     #: `[num_windows, max_batch_size + 1, num_cells]`
     histogram: NDArray[np.int64]
     simulation: Simulation | None
+
+    @property
+    def excess_tokens(self) -> NDArray[np.int64] | None:
+        """As `Simulation.excess_tokens`; None where only sums of tokens are known."""
+        return self.simulation.excess_tokens if self.simulation else None
+
+    @property
+    def window_ns(self) -> NDArray[np.int64]:
+        """`[num_windows, max_batch_size + 1]` time of the steps in ns."""
+        if self.simulation:
+            return self.simulation.window_ns
+        total: NDArray[np.int64] = np.einsum("wbc,bc->wb", self.histogram, self.times.decode_ns)
+        return total
 
 
 class Traffic(Protocol):

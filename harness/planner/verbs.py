@@ -202,7 +202,9 @@ def _verify(args: argparse.Namespace) -> int:
     verification = verify(args.verify, result, costs, limits, ContextGrid.up_to(limits.max_seq_len))
     if args.json:
         rows = [asdict(row) | {"deviation": row.deviation} for row in verification.rows]
-        print(json.dumps({"costs": str(costs_run), "holds": verification.holds, "rows": rows}, indent=2))
+        kinds = [asdict(kind) | {"deviation": kind.deviation} for kind in verification.kinds]
+        found = {"holds": verification.holds, "rows": rows, "kinds": kinds, "notes": verification.notes}
+        print(json.dumps({"costs": str(costs_run)} | found, indent=2))
     else:
         console = _console()
         print_verification(console, verification)

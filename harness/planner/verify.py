@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from harness.errors import ConfigError
 from harness.planner.simulate import simulate
+from harness.planner.step_errors import step_errors
 from harness.planner.step_times import Runner, step_times
 from harness.record_reader import read_bench_serve, read_table
 from harness.workload.base import Workload
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from harness.planner.contexts import ContextGrid
     from harness.planner.cost import CostTable
     from harness.planner.simulation import Simulation
+    from harness.planner.step_errors import KindError
     from harness.scheduler import SchedulerLimits
 
 #: What the simulator promises of TPOT and of mode shares.
@@ -58,6 +60,10 @@ class Verification:
 
     rows: list[Deviation]
     num_requests: int
+    #: Each kind of step, on the batches that ran.
+    kinds: list[KindError]
+    #: What is to be known of the measurements behind the prediction.
+    notes: list[str]
 
     @property
     def holds(self) -> bool:
@@ -97,7 +103,34 @@ def verify(
         raise ConfigError("--verify", run, "captured no graph: give a run with runner=cuda_graph")
     times = step_times(costs, sizes, limits.max_batch_size, limits.prefill_chunk_tokens, grid, runner)
     predicted = simulate(times, limits, workload)
-    return Verification(_deviations(run, result, predicted), len(workload))
+    return Verification(
+        _deviations(run, result, predicted), len(workload), step_errors(run, times), [*drift_notes(run)]
+    )
+
+
+def drift_notes(run: str | Path) -> Iterator[str]:
+    """Say by how much the host and the device changed their speed while `run` was measured."""
+    between = [
+        row["replay_round_std"]
+        for row in read_table(run, "sizes").to_pylist()
+        if row["mode"] != "eager" and row.get("replay_round_std") is not None
+    ]
+    if between:
+        yield (
+            f"drift of the device between the rounds of the size sweep: standard deviation {np.median(between):.1%} "
+            f"in the median, {max(between):.1%} at most"
+        )
+    paces: dict[tuple[object, ...], dict[str, float]] = {}
+    for row in read_table(run, "loop").to_pylist():
+        kind = (row["phase"], row["previous"], row["batch_size"], row["num_tokens"], row["num_cached_tokens"])
+        host_ms = row["host_ms_mean"] if row["phase"] == "decode" else row["pace_ms_mean"]
+        paces.setdefault(kind, {})[row["moment"]] = host_ms
+    for phase, what in (("decode", "of the host in decode steps"), ("prefill", "of prefill chunks")):
+        ratios = [
+            ms["after"] / ms["before"] - 1 for kind, ms in paces.items() if kind[0] == phase and len(ms) == 2
+        ]
+        if ratios:
+            yield f"drift {what} from before the replay to after it: median {np.median(ratios):+.1%}"
 
 
 def _deviations(run: str | Path, result: Mapping[str, Any], predicted: Simulation) -> list[Deviation]:

@@ -98,6 +98,8 @@ def write_job(
         )
         record.append("samples", {"batch_size": batch_size, "mode": "graph", "sample": 0, "step_ms": 1.5})
     record.append("prefill", {"num_tokens": 64, "context_len": 64, "step_ms_p50": 8.0, "num_samples": 20})
+    record.append("ragged", {"batch_size": 4, "place": "first", "longest_len": 512, "replay_ms_p50": 1.4})
+    record.append("loop", {"moment": "before", "phase": "decode", "batch_size": 4, "host_ms_mean": 0.3})
     for step in range(num_steps):
         record.append("steps", step_row(step))
     record.append_many(

@@ -27,7 +27,8 @@ _part = ForwardBatch.part
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job_dir = tmp_path_factory.mktemp("job")
-    assert run_job(tiny_yaml({"measure.profile": True}), job_dir, QUIET) is Status.OK
+    measured = {"measure.profile": True, "measure.longest_lens": [40], "measure.loop_batch_sizes": [2]}
+    assert run_job(tiny_yaml(measured), job_dir, QUIET) is Status.OK
     return job_dir
 
 
@@ -56,6 +57,9 @@ def test_every_row_that_bears_a_latency_says_which_backend_it_ran_on(job: Path) 
     sizes = read_stream(job, "sizes")
     assert set(sizes[sizes["mode"] == "graph"]["graph_backend"]) == {"emulated"}
     assert set(sizes[sizes["mode"] == "eager"]["graph_backend"]) == {"none"}
+    assert set(read_stream(job, "ragged")["graph_backend"]) == {"emulated"}
+    loop = read_stream(job, "loop")
+    assert set(loop[loop["phase"] == "decode"]["graph_backend"]) == {"emulated"}
     steps, prefill = read_stream(job, "steps"), read_stream(job, "prefill")
     assert set(steps[steps["phase"] == "decode"]["graph_backend"]) == {"emulated"}
     assert (
@@ -70,9 +74,9 @@ def test_every_row_that_bears_a_latency_says_which_backend_it_ran_on(job: Path) 
 
 def test_the_seconds_of_every_phase_are_recorded(job: Path) -> None:
     timings = read_result(job)["timings"]
+    before = ("validate", "build", "capture", "parity", "size_sweep", "loop_sweep")
     assert list(timings) == [
-        f"{name}_s"
-        for name in ("validate", "build", "capture", "parity", "size_sweep", "workload_replay", "profile")
+        f"{name}_s" for name in (*before, "workload_replay", "loop_sweep_again", "profile")
     ]
     assert all(seconds > 0 for seconds in timings.values())
 

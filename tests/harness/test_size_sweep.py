@@ -277,3 +277,34 @@ def test_context_lengths_lie_on_both_sides_of_a_page_edge() -> None:
     lengths = ragged_lengths(8, page_size=16, max_len=128)
     assert {64, 65, 63, 1, 16, 17} <= set(lengths)
     assert max(ragged_lengths(64, page_size=16, max_len=10)) == 10
+
+
+def test_eager_steps_are_measured_where_they_are_asked_for(runner: ModelRunner) -> None:
+    rows, _ = _run(_sweep(runner, {"measure.eager_batch_sizes": [3]}))
+    assert [(row["batch_size"], row["mode"]) for row in rows] == [(2, "graph"), (3, "graph"), (3, "eager")]
+
+
+def test_a_context_that_the_pool_holds_fewer_requests_of_is_named() -> None:
+    pool = {"attention.overcommit": True, "attention.num_pages": 10}
+    with tiny_runner(pool) as runner:
+        sweep = _sweep(runner, {"measure.batch_sizes": [2, 4], "measure.context_lens": [16, 64, 400]})
+        assert sweep.cut_contexts() == {64: 2, 400: 0}
+
+
+def test_points_are_visited_in_a_random_order_before_the_last_round(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visits: list[tuple[int, int]] = []
+    sample = SizeSweep._sample
+
+    def noted(sweep: SizeSweep, samples: Any, batch: Any, index: int) -> None:
+        visits.append((index, samples.point.batch_size))
+        sample(sweep, samples, batch, index)
+
+    monkeypatch.setattr(SizeSweep, "_sample", noted)
+    sizes = {"measure.batch_sizes": [1, 2, 3, 4], "measure.rounds": 2, "measure.eager_batch_sizes": [4]}
+    rows, _ = _run(_sweep(runner, sizes))
+    first, last = ([size for index, size in visits if index == at] for at in (0, 1))
+    assert last == [1, 2, 3, 4, 4] != first and sorted(first) == last
+    assert [row["batch_size"] for row in rows] == last
+    assert all(row["replay_round_std"] is not None for row in rows)

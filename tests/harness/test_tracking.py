@@ -136,7 +136,7 @@ class TestAPublishedJob:
 
     def test_carries_the_record_as_an_artifact(self, published: Published) -> None:
         assert set(published.run.artifacts["record"]) == {
-            "result.json", "capture.csv", "sizes.csv", "prefill.csv", "steps.parquet", "requests.parquet",
+            "result.json", "capture.csv", "sizes.csv", "prefill.csv", "ragged.csv", "loop.csv", "steps.parquet", "requests.parquet",
             "samples.parquet", "profile.csv", "bench_serve.json",
         }  # fmt: skip
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
@@ -84,3 +85,35 @@ def test_every_export_names_what_it_was_checked_against(engine: str) -> None:
 def test_what_cannot_be_exported_is_refused(arguments: dict[str, object], field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         export_flags(**arguments)  # type: ignore[arg-type]
+
+
+#: The names in the sources of the versions that an export says it was checked against, read 2026-11.
+NAMES = {
+    "vllm": ("0.33.0", {"--cudagraph-capture-sizes", "--max-cudagraph-capture-size", "--max-num-seqs"}),
+    "sglang": (
+        "0.5.23",
+        {"--cuda-graph-bs-decode", "--cuda-graph-max-bs-decode", "--max-running-requests"},
+    ),
+    "tensorrt_llm": (
+        "1.4.0rc1",
+        {"--config", "max_batch_size", "cuda_graph_config", "enable_padding", "batch_sizes"},
+    ),
+    "lmdeploy": ("0.18.0", {"--backend", "--cudagraph-capture-batch-sizes", "--max-batch-size"}),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_names_are_those_of_the_version_they_were_checked_against(engine: str) -> None:
+    version, names = NAMES[engine]
+    exported = export_flags(engine, SIZES)
+    assert exported.checked_against.endswith(version)
+    written = {word for word in exported.flags.split() if word.startswith("--")}
+    written |= set(re.findall(r"(\w+):", exported.config or ""))
+    assert written == names
+
+
+def test_vllm_keeps_the_sizes_of_speculative_decoding_that_it_would_round() -> None:
+    """Both of its model runners round a size up to a multiple of the tokens that a request decodes."""
+    flags = export_flags("vllm", SIZES, tokens_per_request=5).flags.split()
+    tokens = [int(word) for word in flags[1 : flags.index("--max-cudagraph-capture-size")]]
+    assert [-(-size // 5) * 5 for size in tokens] == tokens

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,7 +46,19 @@ def made_times(limits: SchedulerLimits, seed: int) -> StepTimes:
     decode = rng.integers(1, 9, (limits.max_batch_size + 1, grid.num_cells)) * EIGHTH_NS
     prefill = rng.integers(1, 9, limits.prefill_chunk_tokens + 1) * EIGHTH_NS
     plans = tuple(StepPlan("graph", (limits.max_batch_size,)) for _ in range(limits.max_batch_size + 1))
-    return StepTimes((limits.max_batch_size,), plans, decode, prefill, grid)
+    by_batch = (limits.max_batch_size + 1,)
+    pairs = np.array([0, 10, 100])
+    return StepTimes(
+        sizes=(limits.max_batch_size,),
+        plans=plans,
+        decode_ns=decode,
+        excess_ns=rng.integers(0, 3, by_batch) * float(EIGHTH_NS),
+        after_prefill_ns=rng.integers(0, 3, by_batch) * EIGHTH_NS,
+        prefill_ns=prefill,
+        pairs=pairs,
+        pairs_ns=pairs * rng.integers(0, 2) * EIGHTH_NS,
+        grid=grid,
+    )
 
 
 @st.composite
@@ -76,10 +89,13 @@ class Reference:
 
     def __init__(self, workload: Workload, limits: SchedulerLimits, times: StepTimes) -> None:
         def cost_ms(step: ScheduledStep, result: StepResult) -> float:
+            follows_prefill, self.last_phase = self.last_phase == "prefill", step.phase
             if step.phase == "prefill":
-                return times.prefill_ms(step.num_tokens)
-            return times.decode_ms(step.batch_size, step.num_kv_tokens)
+                spans = zip(step.starts, step.ends, strict=True)
+                return times.prefill_ms(step.num_tokens, sum(start * (end - start) for start, end in spans))
+            return times.decode_ms(step.batch_size, step.num_kv_tokens, max(step.ends), follows_prefill)
 
+        self.last_phase = "decode"
         self.policy = SchedulerPolicy(limits)
         self.rows: list[StepRow] = []
         self.requests: list[RequestRow] = []
@@ -190,14 +206,18 @@ def test_all_steps_are_counted_by_batch_size_with_their_time() -> None:
     assert (
         simulation.batch_steps.tolist() == np.bincount([s.batch_size for s in decodes], minlength=5).tolist()
     )
-    _, _, times = steady_case()
-    spent = sum(times.decode_ms(step.batch_size, step.num_kv_tokens) for step in decodes)
-    assert simulation.batch_ns.sum() / 1e6 == pytest.approx(spent)
+    clock_ns = [0, *(step.clock_ns for step in steps)]
+    spent = sum(
+        after - before
+        for before, after, step in zip(clock_ns, clock_ns[1:], steps, strict=False)
+        if step.phase == "decode"
+    )
+    assert simulation.batch_ns.sum() == spent
 
 
 def test_a_slower_step_enlarges_the_batch() -> None:
     workload, limits, times = steady_case()
-    slow = StepTimes(times.sizes, times.plans, times.decode_ns * 4, times.prefill_ns, times.grid)
+    slow = replace(times, decode_ns=times.decode_ns * 4)
     fast_batch = simulated(workload, limits, times)[0].mean_batch_size
     slow_batch = simulated(workload, limits, slow)[0].mean_batch_size
     assert fast_batch is not None and slow_batch is not None

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Rebuild the results in docs/planner.md from a record: the plans for three traces, and the check of the simulator.
+
+    python scripts/planner_page.py --traces DIR [--run docs/results/planner_h200] [--page docs/planner.md]
+
+Replaces what stands between the page's two marks. DIR holds the Azure 2023 traces and Mooncake's; no GPU is
+needed. Takes a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- made by scripts/planner_page.py -->", "<!-- end -->"
+TRACES = (
+    ("Azure 2023 conversation", "AzureLLMInferenceTrace_conv.csv", "azure"),
+    ("Azure 2023 code", "AzureLLMInferenceTrace_code.csv", "azure"),
+    ("Mooncake conversation", "mooncake_conversation_trace.jsonl", "mooncake"),
+)
+ENGINES = (
+    ("vllm", "vLLM"),
+    ("sglang", "SGLang"),
+    ("tensorrt_llm", "TensorRT-LLM"),
+    ("lmdeploy", "LMDeploy"),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--traces", type=Path, required=True, help="the folder of the traces")
+    parser.add_argument("--run", type=Path, default=ROOT / "docs/results/planner_h200", help="the record")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/planner.md", help="the page to write")
+    options = parser.parse_args()
+    page = options.page.read_text()
+    before, mark, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        parser.error(f"{options.page} lacks the marks {BEGIN} and {END}")
+    made = results(options.run.resolve(), options.traces.resolve())
+    options.page.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{after}")
+    return 0
+
+
+def results(run: Path, traces: Path) -> str:
+    """Return the part of the page that the record decides."""
+    plans = {name: plan(run, traces / file, kind) for name, file, kind in TRACES}
+    return "\n\n".join([described(run), plan_table(plans), halves(plans), warnings(plans), check(run)])
+
+
+def plan(run: Path, trace: Path, kind: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "plan.json"
+        verb("plan", str(run), "--workload", str(trace), "--format", kind, "--output", str(output))
+        content: dict[str, Any] = json.loads(output.read_bytes())
+    return content
+
+
+def verb(*arguments: str) -> str:
+    """Run a verb in the checkout. `--verify` ends with 1 where the prediction is off: that is a result."""
+    command = [sys.executable, "-m", "harness", *arguments, "--json"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if not ended.stdout.startswith("{"):
+        raise SystemExit(ended.stderr)
+    return ended.stdout
+
+
+def described(run: Path) -> str:
+    result = json.loads((run / "result.json").read_bytes())
+    config, environment = result["config"], result["environment"]
+    versions = environment["versions"]
+    lens = ", ".join(f"{length:,}" for length in config["measure"]["context_lens"])
+    packages = ", ".join(f"{name} {versions[name]}" for name in ("torch", "triton") if versions.get(name))
+    shown = run.relative_to(ROOT) if run.is_relative_to(ROOT) else run
+    return (
+        f"Cost table: `{shown}` ({environment['device_name']}, {result['started_at'][:10]}, {config['model']['name']}, "
+        f"`model.implementation={config['model']['implementation']}`, {len(result['capture']['sizes'])} captured "
+        f"sizes to {max(result['capture']['sizes'])}, contexts of {lens} tokens, requests of up to "
+        f"{config['model']['max_seq_len']:,}; {packages}). Command: `python -m harness plan {shown} --workload TRACE "
+        "--format F`. Step times in ms on the held-out part:"
+    )
+
+
+def plan_table(plans: dict[str, dict[str, Any]]) -> str:
+    first = {row["name"]: row["num_graphs"] for row in next(iter(plans.values()))["judged"]}
+    heads = [f"{title}'s list ({first[name]})" for name, title in ENGINES]
+    lines = [
+        f"| trace | plan (graphs) | step | {' | '.join(heads)} | gain over vLLM [95%] | verdict |",
+        "|---" * (len(ENGINES) + 5) + "|",
+    ]
+    for trace, content in plans.items():
+        rows = {row["name"]: row for row in content["judged"]}
+        sizes = " ".join(map(str, content["sizes"]))
+        times = " | ".join(number(rows[name]["step_ms"]) for name, _ in ENGINES)
+        verdict = "use the plan" if content["verdict"]["decision"] == "use_plan" else "keep the default"
+        gain = gain_text(content["verdict"])
+        plan_ms = number(rows["plan"]["step_ms"])
+        lines.append(
+            f"| {trace} | {sizes} ({len(content['sizes'])}) | {plan_ms} | {times} | {gain} | {verdict} |"
+        )
+    return "\n".join(lines)
+
+
+def halves(plans: dict[str, dict[str, Any]]) -> str:
+    """Say for each trace whether at most half of an engine's graphs are as fast as all of them."""
+    lines = [
+        "With at most half of an engine's graphs, the planned list against that engine's whole list:",
+        "",
+    ]
+    for trace, content in plans.items():
+        worst = min(content["halves"], key=lambda row: row["gain"])
+        gains = f"gains of {gain_text(worst)} at least ({worst['engine']})"
+        lines.append(f"- {trace}: {gains}, over {len(content['halves'])} lists.")
+    return "\n".join(lines)
+
+
+def warnings(plans: dict[str, dict[str, Any]]) -> str:
+    lines = [f"- {trace}: {text}." for trace, content in plans.items() for text in content["warnings"]]
+    return "\n".join(["What the verb warns of:", "", *(lines or ["- nothing."])])
+
+
+def check(run: Path) -> str:
+    """The simulator against the replay of the same run."""
+    found = json.loads(verb("plan", "--verify", str(run)))
+    lines = [
+        "How far prediction and measurement lie apart (`plan --verify`, the replay of the same run):",
+        "",
+    ]
+    lines += ["| | predicted | measured | apart |", "|---|---|---|---|"]
+    for row in found["rows"]:
+        figures = (number(row["predicted"]), number(row["measured"]), percent(row["deviation"]))
+        lines.append(f"| {row['name']} | {' | '.join(figures)} |")
+    lines += ["", "| steps by kind, on the batches that ran | steps | predicted ms | measured ms | apart |"]
+    lines.append("|---|---|---|---|---|")
+    for kind in found["kinds"]:
+        figures = (number(kind["predicted_ms"]), number(kind["measured_ms"]), percent(kind["deviation"]))
+        lines.append(f"| {kind['name']} | {kind['num_steps']} | {' | '.join(figures)} |")
+    lines += ["", *(f"- {note}." for note in found["notes"])]
+    verdict = "hold" if found["holds"] else "do not hold"
+    return "\n".join([*lines, "", f"The 5% of TPOT and of mode shares {verdict}."]).replace("\n\n\n", "\n\n")
+
+
+def gain_text(row: dict[str, Any]) -> str:
+    if row["interval"] is None:
+        return percent(row["gain"])
+    low, high = row["interval"]
+    return f"{percent(row['gain'])} [{percent(low)}, {percent(high)}]"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2%}"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.3f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
