@@ -17,7 +17,7 @@ from harness.size_sweep import SizeSweep, sweep_batch_sizes, sweep_warnings
 from harness.step_timer import StepTimer, StepTiming
 from harness.telemetry import FIGURES
 from runners.compile_counts import CompileCounts
-from runners.forward_batch import ForwardBatch
+from runners.forward_batch import ForwardBatch, LogitsProcessorOutput
 from runners.model_runner import ModelRunner
 from runners.padding import StepPlan
 from tests.harness.fake_nvml import POWER_CAP, FakeNvml, throttled_first
@@ -258,6 +258,22 @@ def test_prefill_chunks_are_timed_by_tokens(runner: ModelRunner) -> None:
     )
     assert [row["num_tokens"] for row in rows] == [8, 32]
     assert all(row["num_samples"] >= 8 for row in rows)
+
+
+def test_the_first_prefill_of_a_chunk_never_counts(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, forward = Counter[int](), runner.forward
+
+    def counted(batch: ForwardBatch) -> LogitsProcessorOutput:
+        calls[batch.input_ids.shape[0]] += 1
+        return forward(batch)
+
+    monkeypatch.setattr(runner, "forward", counted)
+    rows: list[dict[str, Any]] = []
+    overrides = QUIET | {"measure.prefill_tokens": [8], "measure.num_warmup": 0}
+    sweep_prefill(runner, tiny_config(overrides).measure, 0, rows.append)
+    assert calls[8] == rows[0]["num_samples"] + 1
 
 
 def test_the_sizes_chosen_lie_on_between_and_at_the_maximum() -> None:
