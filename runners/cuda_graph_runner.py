@@ -130,7 +130,7 @@ class CudaGraphRunner:
         self._drop_graphs()
         self.capture_records = []
         try:
-            self._run_one_eager_step()
+            self._warm_up_eager()
             with model_capture_mode(), side_stream(self.device):
                 self._capture_all()
         except Exception as error:
@@ -144,8 +144,10 @@ class CudaGraphRunner:
             self._drop_graphs()
             raise
 
-    def _run_one_eager_step(self) -> None:
-        """Load what an eager runner holds as well, kernels and cuBLAS's workspace: no size is charged for it."""
+    def _warm_up_eager(self) -> None:
+        """Run padding rows eagerly: what that leaves, kernels and a cuBLAS workspace, no size is charged for."""
+        # What is left of an earlier step would be written into the pages of its requests.
+        self.buffers.populate(ForwardBatch.idle())
         if self.device.type == "cuda":
             batch = self.buffers.static_batch(self.capture_bs[0])
             self.model_runner.attn_backend.init_forward_metadata(batch)
@@ -166,8 +168,6 @@ class CudaGraphRunner:
             compiles_head=config.compile_scope == "model",
         )
         runner.kv.zero_null_page()
-        # What is left of an earlier step would be written into the pages of its requests.
-        self.buffers.populate(ForwardBatch.idle())
         costs = self._compile_all(capturer)
         with freeze_gc():
             for size in reversed(self.capture_bs):
