@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MUCH_WASTE = 0.15
-_FOLDERS = ("output_dir=", "hydra.", "tracking.dir=")
+_FOLDERS = ("output_dir=", "hydra.", "sweep.", "tracking.dir=")
 _OVERRIDE = re.compile(r"[+~]*[\w./@-]+=")
 
 

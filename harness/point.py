@@ -196,7 +196,7 @@ class _PointRun:
             JobRecord(self.job_dir)
             (self.job_dir / CONFIG_FILE).write_text(self._configuration(), encoding="utf-8")
             self._put(row_of(self.job_dir, self.task.overrides, None))
-            run_isolated(self.job_dir, config.job.timeout_s, self.task.environment)
+            run_isolated(self.job_dir, config.job.timeout_s, self.task.environment, config.job.max_memory_mib)
         except Exception as error:
             record_error(self.job_dir, Status.FAILED, error)
         return self._end()

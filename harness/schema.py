@@ -270,6 +270,8 @@ class TrackingConfig:
 class JobConfig:
     timeout_s: float | None = number(None, gt=0)
     """Ends the job after this many seconds, with status `timeout`."""
+    max_memory_mib: float | None = number(None, gt=0, infinite=True)
+    """Host memory that a sweep's job may hold before it is killed; null: nine tenths of the machine's; inf: any."""
     objective: list[str] = field(default_factory=list)
     """Figures returned to a sweeper that searches, such as `summary.median_tpot_ms`; the sweeper says which way is good."""
 

@@ -22,6 +22,7 @@ from harness.exit_codes import OK, exit_code
 from harness.lock import locked
 from harness.record import RESULT_FILE, SCHEMA_VERSION, Status
 from harness.record_reader import read_result
+from harness.remedies import remedy
 
 SWEEP_FILE = "sweep.csv"
 #: Of a job's folder: the point that it is of, and its row.
@@ -231,11 +232,14 @@ def _cell(value: Any) -> Any:
 
 
 def failure_table(failed: list[Row]) -> str:
-    """Return the failed rows as text: which job, how it ended, why, and where its log is."""
+    """Return the failed rows as text: which job, how it ended, why, what to do, and where its log is."""
     lines = [f"{len(failed)} job(s) did not end ok:"]
     for row in failed:
         message = str(row["error_message"] or "").strip().splitlines() or ["no message"]
+        kind = "" if row["error_kind"] in (None, "ConfigError") else f"{row['error_kind']}: "
         lines.append(f"  {row['job']:>3}  {row['status']:<15} {row['overrides']}")
-        lines.append(f"       {message[0]}")
+        lines.append(f"       {kind}{message[0]}")
+        if todo := remedy(row):
+            lines.append(f"       remedy: {todo}")
         lines.append(f"       log: {row['job_dir']}/job.log")
     return "\n".join(lines)

@@ -116,7 +116,7 @@ def cut_short(line: list[str]) -> list[str]:
     return [*line[: line[0] == "-m"], *short, *line[line[0] == "-m" :]]
 
 
-def _run_here(job_dir: Path, timeout_s: float | None = None, environment: object = None) -> Status:
+def _run_here(job_dir: Path, *limits: object) -> Status:
     from harness.experiment import run_job
 
     return run_job(job_dir / CONFIG_FILE, job_dir)

@@ -61,7 +61,7 @@ def in_a_process(work: Callable[[], None], killed_after_s: float | None) -> int:
 def short_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that record two things and end, without what takes longest: to read YAML, to wait for the disk."""
 
-    def run(job_dir: Path, timeout_s: float | None = None, environment: object = None) -> Status:
+    def run(job_dir: Path, *limits: object) -> Status:
         record = JobRecord(job_dir)
         record.append("capture", {"capture_size": 4})
         record.update(status=Status.OK)

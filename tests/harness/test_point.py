@@ -34,7 +34,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, ends: dict[str, Status]) -> Jobs:
     """Names of the folders in which a job ran; a stand-in for its process."""
     names: Jobs = []
 
-    def run(job_dir: Path, timeout_s: float | None = None, environment: object = None) -> Status:
+    def run(job_dir: Path, *limits: object) -> Status:
         names.append(job_dir.name)
         status = ends.get(job_dir.name, Status.OK)
         if status is Status.INTERRUPTED:
@@ -132,7 +132,7 @@ def test_equal_points_in_two_processes_run_once(
     begun, may_end = threading.Event(), threading.Event()
     stand_in: Callable[..., Status] = point.run_isolated
 
-    def run(job_dir: Path, timeout_s: float | None = None, environment: object = None) -> Status:
+    def run(job_dir: Path, *limits: object) -> Status:
         begun.set()
         may_end.wait(60)
         return stand_in(job_dir)
@@ -151,9 +151,7 @@ def test_equal_points_in_two_processes_run_once(
 
 def test_a_point_that_runs_has_a_row(sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, str, str]] = []
-    monkeypatch.setattr(
-        point, "run_isolated", lambda job_dir, timeout_s, environment: seen.extend(table(sweep))
-    )
+    monkeypatch.setattr(point, "run_isolated", lambda job_dir, *limits: seen.extend(table(sweep)))
     run_point(task(sweep, 0, 7))
     assert seen == [("0", "running", "")]
 
@@ -190,7 +188,7 @@ def test_a_sweep_that_began_no_job_leaves_its_name_free(sweep: SweepFolder) -> N
 def test_a_job_whose_process_is_gone_is_interrupted(
     sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(point, "run_isolated", lambda job_dir, timeout_s, environment: Status.RUNNING)
+    monkeypatch.setattr(point, "run_isolated", lambda job_dir, *limits: Status.RUNNING)
     run_point(task(sweep, 0, 7))
     settle_lost(sweep)
     assert table(sweep) == [("0", "interrupted", "")]
@@ -200,7 +198,7 @@ def test_a_job_whose_process_is_gone_is_interrupted(
 def test_a_job_that_another_process_runs_is_left_to_it(
     sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(point, "run_isolated", lambda job_dir, timeout_s, environment: settle_lost(sweep))
+    monkeypatch.setattr(point, "run_isolated", lambda job_dir, *limits: settle_lost(sweep))
     assert run_point(task(sweep, 0, 7))["status"] == "running"
 
 

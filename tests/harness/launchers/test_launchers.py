@@ -85,7 +85,7 @@ def test_slurm_without_slurm_is_refused(
 def test_no_two_jobs_that_run_share_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
 
-    def run(job_dir: Path, timeout_s: float | None, environment: Mapping[str, str]) -> Status:
+    def run(job_dir: Path, timeout_s: float | None, environment: Mapping[str, str], *rest: object) -> Status:
         """Stand for the job's process: it finds the mark of another job that has its GPU now."""
         device = environment["CUDA_VISIBLE_DEVICES"]
         mark = tmp_path / f"in_use_{device}"
