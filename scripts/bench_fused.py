@@ -1,6 +1,6 @@
 """Checks and times the fused layers on one GPU, with random weights; needs no checkpoint.
 
-    python scripts/bench_fused.py OUT.json [--dims 0.6b 8b] [--seconds 100] [--only attention|products]
+    python scripts/bench_fused.py OUT.json [--dims 0.6b 8b] [--seconds 100] [--only attention|products|steps]
     python scripts/bench_fused.py MEASURED.json --write-table runners/models/fused/tables/DEVICE.json
 
 Each part prints its own failure and the rest goes on. Everything measured goes to OUT.json; the last
@@ -27,6 +27,7 @@ from fused_bench.attention_bench import bench_attention, print_attention_table
 from fused_bench.checks import check_model, check_products
 from fused_bench.compile_ahead import compile_ahead
 from fused_bench.rig import ALL_DIMS, CONTEXT, RESULTS, Dims, part, random_decoder
+from fused_bench.steps_bench import bench_steps
 from fused_bench.timings import bandwidth, time_attention, time_product_choice, time_steps
 from fused_bench.write_table import write_table
 
@@ -69,8 +70,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100, help="start no new part after this time")
     parser.add_argument(
         "--only",
-        choices=["attention", "products"],
-        help="variants of attention, or products at all numbers of rows, and nothing else",
+        choices=["attention", "products", "steps"],
+        help="variants of attention, products at all numbers of rows, or new products within whole steps",
     )
     parser.add_argument(
         "--write-table",
@@ -79,7 +80,7 @@ def main() -> None:
         help="measure nothing: write the winners of OUT.json into TABLE",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="with --only attention: tiny, by Triton's interpreter"
+        "--dry-run", action="store_true", help="with attention or steps: tiny, by Triton's interpreter"
     )
     args = parser.parse_args()
     if args.write_table:
@@ -97,9 +98,17 @@ def main() -> None:
         if not args.dry_run:
             with part("bandwidth"):
                 bandwidth()
-        bench_attention(chosen, args.seconds - (time.time() - start), args.dry_run)
+        seconds = args.seconds - (time.time() - start)
+        if args.only == "attention":
+            bench_attention(chosen, seconds, args.dry_run)
+            print_attention_table()
+        else:
+            bench_steps(chosen, seconds, args.dry_run)
         args.out.write_text(json.dumps(RESULTS, indent=1, default=str))
-        print_attention_table()
+        print(
+            "errors:",
+            {name: str(text).strip().splitlines()[-1][:160] for name, text in RESULTS["errors"].items()},
+        )
         return
     run_parts(all_parts(chosen), start + args.seconds, args.out)
     print_table()

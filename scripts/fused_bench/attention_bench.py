@@ -308,10 +308,6 @@ def print_attention_table() -> None:
             + (f" ERRORS {len(cell['errors'])}" if cell["errors"] else "")
         )
     print("flashinfer, batch 128, context 512:", RESULTS.get("flashinfer_128"))
-    print(
-        "errors:",
-        {name: str(text).strip().splitlines()[-1][:120] for name, text in RESULTS["errors"].items()},
-    )
 
 
 def bench_attention(dims: list[Dims], seconds: float, dry_run: bool) -> None:

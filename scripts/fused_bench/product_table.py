@@ -30,6 +30,29 @@ def with_products(
     return sorted(merged, key=lambda entry: (shapes.index((entry["n"], entry["k"])), entry["rows"]))
 
 
+def with_steps(entries: Sequence[Entry], cells: Mapping[str, Mapping[str, Any]]) -> list[Entry]:
+    """The entries with the winners of `--only steps`, where the whole step is faster by them and its bits the same.
+
+    An entry that was assumed from that number of rows changes with it.
+    """
+    found = {(cell["model"], cell["num_rows"]): cell for cell in cells.values() if _is_better(cell)}
+    return [_as_in_steps(entry, found) for entry in entries]
+
+
+def _is_better(cell: Mapping[str, Any]) -> bool:
+    return bool(cell["same_bits"]) and cell["after_again_ms"] < 0.998 * cell["before_again_ms"]
+
+
+def _as_in_steps(entry: Entry, cells: Mapping[tuple[str, int], Mapping[str, Any]]) -> Entry:
+    name = entry["product"]
+    for (model, rows), cell in cells.items():
+        shape = ALL_DIMS[model].shapes()[name]
+        is_changed = cell["before"][name] != cell["after"][name]
+        if shape == (entry["n"], entry["k"]) and entry["measured_rows"] == rows and is_changed:
+            return {**entry, "tile": cell["tiles"][name], "us": None}
+    return entry
+
+
 def _key(entry: Entry) -> tuple[Any, ...]:
     return tuple(entry[name] for name in ("product", "n", "k", "rows", "dtype"))
 

@@ -1,8 +1,9 @@
 """Writes what was measured into a device's table: `bench_fused.py IN.json --write-table TABLE`.
 
-Of products that is the fastest at each number of rows (`product_table`). Of attention: a captured graph keeps its tile for requests of every length, and nobody knows at capture how long they will
-be. So there is one tile for a number of rows: the one whose time, over the best of each context measured,
-has the smallest geometric mean. The context of the published results counts twice.
+Of products that is the fastest at each number of rows (`product_table`). Of attention: a captured graph keeps
+its tile for requests of every length, and nobody knows at capture how long they will be. So there is one tile
+for a number of rows: the one whose time, over the best of each context measured, has the smallest geometric
+mean. The context of the published results counts twice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from fused_bench.product_table import with_products
+from fused_bench.product_table import with_products, with_steps
 from fused_bench.rig import ALL_DIMS, CONTEXT
 from runners.attention.triton_backend import AttentionTile
 from runners.models.fused.gemm_choice import ROW_BUCKETS
@@ -29,6 +30,7 @@ def write_table(measured: Path, path: Path) -> None:
     text = path.read_text() if path.exists() else _new_table(results)
     table = json.loads(text)
     products = with_products(table["products"], results.get("products", {}))
+    products = with_steps(products, results.get("product_cells", {}))
     attention = _with_attention(table["attention"], results.get("attention_cells", {}))
     # What stands before the entries as it was.
     head = text[: text.index(_START)]

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
-import torch
 
 from runners.attention.triton_backend import AttentionTile, default_tile
 from tests.runners.attention_case import Shape, check_tile
+from tests.runners.interpreter import interpreter, needs_interpreter
 
-needs_interpreter = pytest.mark.skipif(
-    find_spec("triton") is None or torch.cuda.is_available(),
-    reason="triton is not installed, or tests/gpu runs the compiled kernels",
-)
 SHAPE = Shape(4, 2, 16)
 STRIPED = AttentionTile(2, 16, 2, 2, heads=1, min_span=16)
 LENGTHS = (1, 17, 65)
 
 
 @pytest.fixture(scope="module")
-def interpreter() -> Iterator[Executor]:
-    """A process of its own: Triton must not have been imported before the variable is set."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            yield pool
+def kernels() -> Iterator[Executor]:
+    with interpreter() as pool:
+        yield pool
 
 
-def _bad(interpreter: Executor, shape: Shape, tile: AttentionTile) -> object:
-    return interpreter.submit(check_tile, shape, tile, False, LENGTHS).result()["bad"]
+def _bad(kernels: Executor, shape: Shape, tile: AttentionTile) -> object:
+    return kernels.submit(check_tile, shape, tile, False, LENGTHS).result()["bad"]
 
 
 @needs_interpreter
@@ -48,10 +39,8 @@ def _bad(interpreter: Executor, shape: Shape, tile: AttentionTile) -> object:
     ],
     ids=str,
 )
-def test_every_tile_attends_to_all_tokens_and_no_free_slot(
-    interpreter: Executor, tile: AttentionTile
-) -> None:
-    assert not _bad(interpreter, SHAPE, tile)
+def test_every_tile_attends_to_all_tokens_and_no_free_slot(kernels: Executor, tile: AttentionTile) -> None:
+    assert not _bad(kernels, SHAPE, tile)
 
 
 @needs_interpreter
@@ -66,8 +55,8 @@ def test_every_tile_attends_to_all_tokens_and_no_free_slot(
     ],
     ids=str,
 )
-def test_every_option_of_a_model_and_its_cache(interpreter: Executor, shape: Shape) -> None:
-    assert not _bad(interpreter, shape, STRIPED)
+def test_every_option_of_a_model_and_its_cache(kernels: Executor, shape: Shape) -> None:
+    assert not _bad(kernels, shape, STRIPED)
 
 
 def test_without_a_measurement_small_batches_are_cut_into_spans() -> None:

@@ -4,11 +4,13 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from runners.models.fused.candidates import candidates
 from runners.models.fused.recipe import VENDOR
+from runners.models.fused.skinny_gemm import Tile
 from runners.models.fused.tuning import TABLES, WinnerTable, recipe_of
 from tests.runners.test_fused_tuning import ALL_DIMS, product_of
 
@@ -84,3 +86,27 @@ def test_a_device_without_a_table_gets_one(tmp_path: Path) -> None:
     assert table.provenance["device"] == "some card"
     assert table.product("qkv", product_of(DIMS, "qkv"), 2) is not None
     assert table.product("down", product_of(DIMS, "down"), 2) is None
+
+
+def test_winners_of_whole_steps_replace_what_was_shipped_if_the_step_is_faster(tmp_path: Path) -> None:
+    path, measured = tmp_path / TABLE.name, tmp_path / "measured.json"
+    shutil.copy(TABLE, path)
+    tile = asdict(Tile(16, 64, 128, early=True))
+
+    def cell(rows: int, after_ms: float) -> dict[str, Any]:
+        names = dict.fromkeys(DIMS.shapes(), "old")
+        return {
+            **{"model": DIMS.name, "num_rows": rows, "same_bits": True, "tiles": {"qkv": tile}},
+            **{"before": names, "after": names | {"qkv": "new"}},
+            **{"before_again_ms": 1.0, "after_again_ms": after_ms},
+        }
+
+    cells = {"faster": cell(8, 0.9), "slower": cell(32, 1.1)}
+    measured.write_text(json.dumps({"product_cells": cells}))
+    write_table(measured, path)
+    table, before = WinnerTable.read(path), WinnerTable.read(TABLE)
+    qkv, down = product_of(DIMS, "qkv"), product_of(DIMS, "down")
+    entry = table.product("qkv", qkv, 8)
+    assert entry is not None and recipe_of(entry).tile == Tile(**tile)
+    assert table.product("qkv", qkv, 32) == before.product("qkv", qkv, 32)
+    assert table.product("down", down, 8) == before.product("down", down, 8)

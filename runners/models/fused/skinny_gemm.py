@@ -28,12 +28,14 @@ class Tile:
     prefetch: int = 0
     #: The weight's rows are the tall side of the tensor core's tile.
     swap: bool = False
+    #: The loop's first turns of the weight are in flight before the kernel before has ended.
+    early: bool = False
 
     def __str__(self) -> str:
         kind = "gemv" if self.block_m == 0 else f"m{self.block_m}"
         name = f"{kind}n{self.block_n}k{self.block_k}s{self.splits}w{self.num_warps}"
         name += f"x{self.stages}a{self.ahead}" if self.block_m else ""
-        return name + (f"p{self.prefetch}" if self.prefetch else "") + ("t" if self.swap else "")
+        return name + (f"p{self.prefetch}" if self.prefetch else "") + "t" * self.swap + "e" * self.early
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,7 @@ def _launch(
 ) -> None:
     from runners.models.fused.kernels.gemv import gemv_kernel
     from runners.models.fused.kernels.skinny_gemm import skinny_gemm_kernel
+    from runners.models.fused.kernels.streamed_gemm import streamed_gemm_kernel
     from runners.models.fused.launch import launch, launch_options
 
     x, squares = tensors[:2]
@@ -198,7 +201,9 @@ def _launch(
         return
     # Whole tiles everywhere: then no load of the weight is masked.
     even = k == k_per_split * tile.splits and n % tile.block_n == 0
-    launch(skinny_gemm_kernel, (tiles, tile.splits, -(-num_rows // tile.block_m)),
-        *tensors, num_rows, num_squares, n, k, k_per_split, product.eps, BLOCK_M=tile.block_m, BLOCK_AHEAD=tile.ahead,
-        EVEN=even, SWAP=tile.swap, STAGES=tile.stages, **common,
+    kernel = streamed_gemm_kernel if tile.early else skinny_gemm_kernel
+    own = {} if tile.early else {"BLOCK_AHEAD": tile.ahead}
+    launch(kernel, (tiles, tile.splits, -(-num_rows // tile.block_m)),
+        *tensors, num_rows, num_squares, n, k, k_per_split, product.eps, BLOCK_M=tile.block_m, EVEN=even,
+        SWAP=tile.swap, STAGES=tile.stages, **own, **common,
     )  # fmt: skip

@@ -30,6 +30,25 @@ def arrives_last(counter_ptr, num_programs):
 
 
 @triton.jit
+def add_parts(part_ptr, at, mask, size, SPLITS: tl.constexpr, SILU: tl.constexpr):
+    """Sum the partial results in order: the product, and with SILU the second one (else the same again).
+
+    `.cg`: the L1 cache may hold what an older layer left there.
+    """
+    KINDS: tl.constexpr = 2 if SILU else 1
+    acc = tl.load(part_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
+    for s in tl.static_range(1, SPLITS):
+        acc += tl.load(part_ptr + s * KINDS * size + at, mask=mask, other=0.0, cache_modifier=".cg")
+    acc_up = acc
+    if SILU:
+        acc_up = tl.load(part_ptr + size + at, mask=mask, other=0.0, cache_modifier=".cg")
+        for s in tl.static_range(1, SPLITS):
+            up_part = part_ptr + (s * KINDS + 1) * size + at
+            acc_up += tl.load(up_part, mask=mask, other=0.0, cache_modifier=".cg")
+    return acc, acc_up
+
+
+@triton.jit
 def store_best(out, columns, mask_n, max_ptr, arg_ptr, at, mask_m, n):
     """Largest value of each row of this tile `[rows, columns]`, and its first column."""
     out = tl.where(mask_n[None, :], out.to(tl.float32), float("-inf"))

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from runners.models.fused.kernels.dependent_launch import prefetch_rows, start_next, wait_for_previous
-from runners.models.fused.kernels.epilogue import arrives_last, finish_tile, row_scale
+from runners.models.fused.kernels.epilogue import add_parts, arrives_last, finish_tile, row_scale
 
 
 @triton.jit
@@ -144,16 +144,7 @@ def skinny_gemm_kernel(
         if SILU:
             tl.store(part_ptr + (split * KINDS + 1) * size + at, acc_up, mask=mask)
         if arrives_last(counter_ptr + tile_m * num_tiles + tile_n, SPLITS):
-            # `.cg`: the L1 cache may hold what an older layer left there.
-            acc = tl.load(part_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
-            for s in tl.static_range(1, SPLITS):
-                acc += tl.load(part_ptr + s * KINDS * size + at, mask=mask, other=0.0, cache_modifier=".cg")
-            acc_up = acc
-            if SILU:
-                acc_up = tl.load(part_ptr + size + at, mask=mask, other=0.0, cache_modifier=".cg")
-                for s in tl.static_range(1, SPLITS):
-                    up_part = part_ptr + (s * KINDS + 1) * size + at
-                    acc_up += tl.load(up_part, mask=mask, other=0.0, cache_modifier=".cg")
+            acc, acc_up = add_parts(part_ptr, at, mask, size, SPLITS, SILU)
             if SCALED:
                 scale = row_scale(squares_ptr, rows, mask_m, num_squares, k, eps, SQUARES_BLOCK)
             finish_tile(
