@@ -265,6 +265,11 @@ def returned(cfg: DictConfig, row: Row | None) -> Any:
 
 def _run_here(cfg: DictConfig, job_dir: Path) -> Status:
     """Run a single job in this process; ConfigError before any weight is loaded."""
+    from omegaconf import OmegaConf
+
+    given = cast(dict[str, Any], OmegaConf.to_container(cfg.sweep, resolve=False))
+    if given["id"] is not None or given["resume"] is True:
+        raise ConfigError("sweep.id", given["id"], "names a sweep, and sweep.resume goes on with one: add -m")
     if (job_dir / RESULT_FILE).exists():
         raise used_folder(job_dir)
     try:

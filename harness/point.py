@@ -55,7 +55,7 @@ def run_point(task: PointTask) -> Row:
     except KeyboardInterrupt:
         run.interrupt()
         raise
-    if task.stops_on_failure and has_failed(row):
+    if task.stops_on_failure and has_failed(row) and row["resumed_from"] is None:
         run.sweep.stop(f"job {row['job']} failed and sweep.stop_on_first_failure=true")
     return row
 
@@ -95,6 +95,7 @@ class _PointRun:
         #: Hash of its configuration, once that could be read.
         self.key: str | None = None
         self.started_s = time.monotonic()
+        self.has_begun = False
 
     def run(self) -> Row:
         stopped = self.sweep.stopped
@@ -119,7 +120,7 @@ class _PointRun:
 
     def interrupt(self) -> None:
         """Write the row of a point that was cancelled, if it had begun."""
-        if (self.job_dir / RESULT_FILE).exists():
+        if self.has_begun:
             conclude(self.job_dir, Status.INTERRUPTED, "interrupted")
             self._end()
 
@@ -194,6 +195,7 @@ class _PointRun:
         self.started_s = time.monotonic()
         try:
             JobRecord(self.job_dir)
+            self.has_begun = True
             (self.job_dir / CONFIG_FILE).write_text(self._configuration(), encoding="utf-8")
             self._put(row_of(self.job_dir, self.task.overrides, None))
             run_isolated(self.job_dir, config.job.timeout_s, self.task.environment, config.job.max_memory_mib)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from harness.compose import config_path
 from harness.errors import ConfigError
@@ -22,10 +23,14 @@ def open_sweep(args: argparse.Namespace) -> SweepFolder:
 
     Raises ConfigError where the folder cannot be had, and what Hydra raises for what does not compose.
     """
+    from omegaconf import OmegaConf
+
     _refuse_swept(args.overrides)
     config = _compose(args, many=True)
-    subdir = str(config.hydra.sweep._get_node("subdir")._value())
-    if "/" in subdir.replace("${", "") or subdir in (".", ".."):
+    _check_id(config.sweep.id)
+    raw = cast(dict[str, Any], OmegaConf.to_container(config.hydra.sweep, resolve=False))
+    subdir = str(raw["subdir"])
+    if "/" in subdir or subdir in (".", ".."):
         raise ConfigError("hydra.sweep.subdir", subdir, "give the name of one folder, without /")
     sweep = SweepFolder(Path(os.path.abspath(config.hydra.sweep.dir)))
     is_started = sweep.is_started()
@@ -40,15 +45,18 @@ def open_sweep(args: argparse.Namespace) -> SweepFolder:
     return sweep
 
 
+def _check_id(name: str | None) -> None:
+    if name is not None and (not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) or ".." in name.split("/")):
+        raise ConfigError(
+            "sweep.id", name, "give a name of letters, digits, . _ and -: its folder is outputs/NAME"
+        )
+
+
 def mentions_dry_run(args: argparse.Namespace) -> bool:
     """Return whether the command line asks for a dry run."""
     words = [text.lstrip("+").partition("=") for text in args.overrides]
-    return [value.lower() for key, _, value in words if key == "sweep.dry_run"][-1:] in (
-        ["true"],
-        ["1"],
-        ["yes"],
-        ["on"],
-    )
+    asked = [value.lower() for key, _, value in words if key == "sweep.dry_run"]
+    return bool(asked) and asked[-1] in ("true", "on", "yes", "1")
 
 
 def refuse_dry_run(config: DictConfig) -> None:

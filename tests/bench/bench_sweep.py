@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,24 +72,27 @@ def run_planted_sweep(
     """Run `num_jobs` jobs below `folder`; a `share` of them, chosen by chance, meets the faults in turn."""
     chosen = sorted(random.Random(0).sample(range(num_jobs), round(share * num_jobs)))
     planted = {str(seed): faults[index % len(faults)] for index, seed in enumerate(chosen)}
-    seeds = ",".join(map(str, range(num_jobs)))
     begun = time.perf_counter()
-    ran = subprocess.run(
-        [sys.executable, "-m", "harness", "-m", f"seed={seeds}", *SHORT_JOB, f"output_dir={folder}/sweep"],
-        env=os.environ
-        | {
-            "PYTHONPATH": f"{ROOT / 'tests' / 'faults'}{os.pathsep}{ROOT}",
-            "HARNESS_TEST_FAULTS": json.dumps(planted),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    sweep = start_sweep(folder, range(num_jobs), planted)
+    printed, errors = sweep.communicate()
     wall_s = time.perf_counter() - begun
     with (folder / "sweep" / "sweep.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     phases_s = {row["job"]: _phases_s(Path(row["job_dir"])) for row in rows if row["status"] == "ok"}
-    return PlantedSweep(rows, planted, ran.returncode, ran.stdout + ran.stderr, wall_s, phases_s)
+    return PlantedSweep(rows, planted, sweep.returncode, printed + errors, wall_s, phases_s)
+
+
+def start_sweep(folder: Path, seeds: Iterable[int], planted: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a sweep in `folder`/sweep of a job for each seed; `planted` says which meets which fault."""
+    command = (sys.executable, "-m", "harness", "-m")
+    path = os.pathsep.join(map(str, (ROOT / "tests" / "faults", ROOT)))
+    return subprocess.Popen(
+        [*command, f"seed={','.join(map(str, seeds))}", *SHORT_JOB, f"output_dir={folder}/sweep"],
+        env=os.environ | {"PYTHONPATH": path, "HARNESS_TEST_FAULTS": json.dumps(planted)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def _phases_s(job_dir: Path) -> float:

@@ -9,14 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-import torch
-
 ROOT = Path(__file__).parents[2]
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
 JOB = (
     "device=cuda", "capture=powers_of_two", "runner.max_batch_size=4", "measure=quick", "workload.max_requests=4",
     "tracking=disabled",

@@ -72,6 +72,8 @@ def job_folders() -> list[Path]:
         (["--config-dir", "nowhere"], "--config-dir=nowhere: no such folder"),
         (["--experimental-rerun", "x.pickle"], "not used here"),
         (["output_dir="], "name a folder"),
+        (["sweep.id=night"], "sweep.id=night: names a sweep, and sweep.resume goes on with one: add -m"),
+        (["-m", "seed=1,2", "sweep.id=../x"], "sweep.id=../x: give a name of letters, digits"),
         (["-m", "seed=1,2", "sweep.id=a,b"], "sweep.id=a,b: is the same for all jobs"),
         (["-m", "seed=1,2", "sweep.resume=true"], "which sweep? add sweep.id=NAME, or output_dir=FOLDER"),
         (["-m", "seed=1,2", "hydra.sweep.subdir=a/b"], "hydra.sweep.subdir=a/b: give the name of one folder"),

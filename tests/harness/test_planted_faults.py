@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from harness.remedies import remedy
-from tests.bench.bench_sweep import LONG_FAULTS, SHORT_FAULTS, PlantedSweep, run_planted_sweep
+from tests.bench.bench_sweep import LONG_FAULTS, SHORT_FAULTS, PlantedSweep, run_planted_sweep, start_sweep
 
 
 @pytest.mark.parametrize(
@@ -24,6 +27,22 @@ def test_every_planted_fault_is_a_row_of_its_kind(
     assert sweep.wrong_rows() == []
     assert set(sweep.planted.values()) == set(faults)
     check_report(sweep)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_ended_writes_the_row_of_its_job_first(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    sweep = start_sweep(tmp_path, [0, 1], {"0": "hang"})
+    while not (tmp_path / "sweep" / "0" / "capture.csv").exists():
+        assert sweep.poll() is None
+        time.sleep(0.01)
+    sweep.send_signal(number)
+    _, printed = sweep.communicate()
+    assert sweep.returncode == 130
+    with (tmp_path / "sweep" / "sweep.csv").open(newline="") as file:
+        assert [(row["job"], row["status"]) for row in csv.DictReader(file)] == [("0", "interrupted")]
+    assert "remedy: resume, and it runs again" in printed
 
 
 def check_report(sweep: PlantedSweep) -> None:

@@ -113,6 +113,32 @@ def test_an_interrupted_point_has_a_row_and_runs_again(
     assert table(sweep) == [("0", "ok", "")]
 
 
+def test_a_point_cancelled_before_it_begins_changes_no_row(
+    sweep: SweepFolder, ran: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_point(task(sweep, 0, 7))
+    sweep.open(resume=True)
+
+    def cancel(config: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(point, "expected_hash", cancel)
+    with pytest.raises(KeyboardInterrupt):
+        run_point(task(sweep, 0, 8))
+    assert table(sweep) == [("0", "ok", "")]
+
+
+def test_a_failure_that_is_kept_does_not_stop_a_resumed_sweep(
+    sweep: SweepFolder, ran: Jobs, ends: dict[str, Status]
+) -> None:
+    ends["0"] = Status.PARITY_FAILED
+    run_point(task(sweep, 0, 7))
+    sweep.open(resume=True)
+    for number, seed in enumerate((7, 8)):
+        run_point(task(sweep, number, seed, stops_on_failure=True))
+    assert table(sweep) == [("0", "parity_failed", "0"), ("1", "ok", "")]
+
+
 def test_other_points_on_resume_leave_the_records_alone(sweep: SweepFolder, ran: Jobs) -> None:
     for number, seed in enumerate((7, 8)):
         run_point(task(sweep, number, seed))
