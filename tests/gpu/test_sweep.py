@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 JOB = (
-    "device=cuda", "capture=powers_of_two", "runner.max_batch_size=4", "measure=quick", "workload.max_requests=4",
+    "device=cuda", "attention=torch", "capture=powers_of_two", "runner.max_batch_size=4", "measure=quick", "workload.max_requests=4",
     "tracking=disabled",
 )  # fmt: skip
 
