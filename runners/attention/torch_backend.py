@@ -14,6 +14,9 @@ from runners.errors import PlanLayoutError
 from runners.forward_batch import ForwardBatch, ForwardMode
 from runners.paged_kv import NULL_PAGE, PagedKV
 
+#: Rows of queries whose scores are made at a time where no fused kernel makes them: 1 MiB a head and 1,024 tokens.
+_PLAIN_ROWS = 256
+
 
 @dataclass
 class _DecodePlan:
@@ -277,16 +280,31 @@ def _attend(
     """Attention of `q` `[b, h, n, d]` over `k`, `v` `[b, h, m, d]`; without `bias`, causal or full."""
     if bias is not None:
         bias = bias.to(q.dtype)
-    if group.logits_soft_cap is None:
+    # NOTE: no fused kernel knows the cap. And on CUDA torch's memory-efficient one, which takes a mask, is wrong
+    # at some lengths where query heads share their keys by a stride of 0, as in prefill (pytorch#191937).
+    if group.logits_soft_cap is None and not (causal and bias is not None and q.is_cuda):
         is_causal = causal and bias is None
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=bias, is_causal=is_causal, scale=group.sm_scale
         )
-    # No fused kernel knows the cap, so the scores are made here.
-    scores = torch.matmul(q, k.transpose(-1, -2)).float() * group.sm_scale
-    scores = group.logits_soft_cap * torch.tanh(scores / group.logits_soft_cap)
     if bias is None and causal:
-        bias = torch.full(scores.shape[-2:], float("-inf"), device=q.device).triu(1)
+        bias = q.new_full((q.shape[-2], k.shape[-2]), float("-inf")).triu(1)
+    parts = []
+    for start in range(0, q.shape[-2], _PLAIN_ROWS):
+        rows = slice(start, start + _PLAIN_ROWS)
+        parts.append(
+            _attend_plainly(group, q[..., rows, :], k, v, None if bias is None else bias[..., rows, :])
+        )
+    return torch.cat(parts, dim=-2)
+
+
+def _attend_plainly(
+    group: AttentionGroup, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """As `_attend`, by the scores themselves, `[b, h, n, m]` float32; without `bias`, full."""
+    scores = torch.matmul(q, k.transpose(-1, -2)).float() * group.sm_scale
+    if group.logits_soft_cap is not None:
+        scores = group.logits_soft_cap * torch.tanh(scores / group.logits_soft_cap)
     if bias is not None:
         scores = scores + bias
     return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v)

@@ -58,6 +58,8 @@ class AttentionRig:
             pytest.skip(str(error))
         self.reference = TorchAttentionBackend(groups, self.exact_kv, **limits)
         self.buffers = InputBuffers(max_batch_size, 1, device)
+        #: Of the last comparison, a layer each.
+        self.errors: list[float] = []
         self.lengths: dict[int, int] = {}
         self.graphs: dict[int, DecodeGraph] = {}
         self.outputs: dict[int, Outputs] = {}
@@ -187,11 +189,10 @@ class AttentionRig:
             outputs.append(forward(q.float(), k, v, layer, batch))
         return outputs
 
-    @staticmethod
-    def error(got: Outputs, expected: Outputs) -> float:
+    def error(self, got: Outputs, expected: Outputs) -> float:
         """The largest relative error of a layer, ‖got − expected‖ / ‖expected‖; infinite with a NaN."""
-        errors = [((g.float() - e).norm() / e.norm()).item() for g, e in zip(got, expected, strict=True)]
-        return float("inf") if np.isnan(errors).any() else max(errors)
+        self.errors = [((g.float() - e).norm() / e.norm()).item() for g, e in zip(got, expected, strict=True)]
+        return float("inf") if np.isnan(self.errors).any() else max(self.errors)
 
     def inputs(self, size: int) -> list[tuple[torch.Tensor, ...]]:
         """The static queries, keys and values of a captured size, per layer."""

@@ -315,11 +315,11 @@ def test_each_group_has_its_own_window_and_cap(device: torch.device) -> None:
     groups = [group(), group(sliding_window=20), group(sliding_window=100, logits_soft_cap=30.0)]
     rig = AttentionRig(device, groups)
     rows = rig.start(0, 0, 0)
-    assert rig.run_eager(rig.batch(rows, new=[10, 100, 257])) < TOLERANCE
-    assert rig.run_eager(rig.batch(rows, new=[50, 1, 64])) < TOLERANCE
+    assert rig.run_eager(rig.batch(rows, new=[10, 100, 257])) < TOLERANCE, rig.errors
+    assert rig.run_eager(rig.batch(rows, new=[50, 1, 64])) < TOLERANCE, rig.errors
     rig.capture(4)
     for _ in range(20):
-        assert rig.check_replay(rig.batch(rows), size=4) < TOLERANCE
+        assert rig.check_replay(rig.batch(rows), size=4) < TOLERANCE, rig.errors
 
 
 def test_float16(device: torch.device) -> None:

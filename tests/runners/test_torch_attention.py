@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from runners.attention import AttentionOptions, create_attention_backend
+from runners.attention import AttentionOptions, create_attention_backend, torch_backend
 from runners.attention.base import AttentionBackend, AttentionGroup, AttentionLayer
 from runners.errors import PlanLayoutError
 from runners.forward_batch import ForwardBatch, ForwardMode
@@ -146,6 +146,16 @@ def test_ragged_prefill_in_chunks_then_decode_equals_dense_attention(name: str) 
         sequences.decode([a, b, c])
     sequences.prefill([a], [5])
     sequences.decode([c, a])
+
+
+@pytest.mark.parametrize("name", ["soft cap", "window and soft cap"])
+def test_scores_made_a_few_rows_at_a_time_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_backend, "_PLAIN_ROWS", 4)
+    sequences = Sequences([GROUPS[name]])
+    rows = [sequences.add(), sequences.add()]
+    sequences.prefill(rows, [13, 4])
+    sequences.prefill(rows, [3, 9])
+    sequences.decode(rows)
 
 
 def test_layers_of_unlike_groups_share_a_step() -> None:
