@@ -16,12 +16,17 @@ class CacheFlush:
     """Writes a buffer of twice the last-level cache (a GPU's L2); holds the buffer as long as it lives."""
 
     def __init__(self, device: torch.device) -> None:
-        self.num_bytes = 2 * last_level_cache_bytes(device)
+        self.num_bytes = flush_bytes(device)
         self._buffer = torch.empty(self.num_bytes, dtype=torch.int8, device=device)
 
     def __call__(self) -> None:
         """Queue the write and return; whoever times a step waits for it first."""
         self._buffer.zero_()
+
+
+def flush_bytes(device: torch.device) -> int:
+    """Return the size of the buffer of a `CacheFlush`."""
+    return 2 * last_level_cache_bytes(device)
 
 
 def last_level_cache_bytes(device: torch.device) -> int:

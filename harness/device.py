@@ -13,14 +13,21 @@ from typing import Any
 import torch
 import yaml
 
+from harness.cache_flush import last_level_cache_bytes
 from harness.errors import ConfigError
 from harness.host_clock import Arrival, DeviceWork, Instant
+from harness.memory import free_device_bytes
 from harness.telemetry import Telemetry
 
 _PACKAGES = (
     "torch", "transformers", "triton", "flashinfer-python", "hydra-core", "omegaconf", "wandb",
     "pandas", "pyarrow", "numpy", "cudagraph-harness",
 )  # fmt: skip
+
+#: Of each buffer of the copy that is timed: on a GPU with room for it, and on a CPU.
+_COPY_BYTES, _CPU_COPY_BYTES = 2 * 1024**3, 128 * 1024**2
+#: A smaller buffer than so many last-level caches would be copied within the cache.
+_LEAST_CACHES = 4
 
 
 def resolve_device(name: str) -> torch.device:
@@ -117,13 +124,34 @@ def _git_state() -> dict[str, Any]:
     return {"commit": commit, "dirty": None if status is None else bool(status)}
 
 
-def measure_copy_bandwidth(device: torch.device, min_time_s: float = 0.15) -> float:
+def copy_buffer_bytes(free_bytes: int, cache_bytes: int) -> int | None:
+    """Return the size of each of the two buffers of a copy whose bandwidth is the memory's, not the cache's.
+
+    They take at most half of what is free. None if that leaves too little.
+    """
+    num_bytes = min(_COPY_BYTES, free_bytes // 4)
+    return num_bytes if num_bytes >= _LEAST_CACHES * cache_bytes else None
+
+
+def measure_copy_bandwidth(device: torch.device, min_time_s: float = 0.15) -> float | None:
     """Return the bandwidth of a large copy in bytes/s, bytes read plus bytes written.
 
-    The buffers are several times the last-level cache; the best of the repeats is taken, since a
-    roofline is a bound.
+    The best of the repeats is taken, since a roofline is a bound. None where a GPU has no room for buffers
+    several times its cache. What it took of a GPU is given back, and left out of the peak.
     """
-    num_bytes = 2 * 1024**3 if device.type == "cuda" else 128 * 1024**2
+    num_bytes: int | None = _CPU_COPY_BYTES
+    if device.type == "cuda":
+        num_bytes = copy_buffer_bytes(free_device_bytes(device), last_level_cache_bytes(device))
+    if num_bytes is None:
+        return None
+    bandwidth = 2 * num_bytes / _best_copy_s(device, num_bytes, min_time_s)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    return bandwidth
+
+
+def _best_copy_s(device: torch.device, num_bytes: int, min_time_s: float) -> float:
     source = torch.ones(num_bytes, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
@@ -135,4 +163,4 @@ def measure_copy_bandwidth(device: torch.device, min_time_s: float = 0.15) -> fl
         target.copy_(source)
         elapsed_s = Arrival(work).ms_since(start) / 1e3
         best_s, spent_s = min(best_s, elapsed_s), spent_s + elapsed_s
-    return 2 * num_bytes / best_s
+    return best_s

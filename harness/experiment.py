@@ -14,7 +14,7 @@ from harness.config_hash import config_hash
 from harness.errors import unwritable
 from harness.interruptions import Interruptions, JobKilledError
 from harness.job_ending import ParityFailedError, end_record, status_of
-from harness.progress import CAPTURE, LOAD, PARITY, PROFILE, SIZE_SWEEP, WORKLOAD, Progress
+from harness.progress import CAPTURE, LOAD, PARITY, PROFILE, WORKLOAD, Progress
 from harness.record import JobRecord, Status
 from harness.record_reader import read_result
 from harness.schema import Config, check, load_config
@@ -80,6 +80,8 @@ class Experiment:
         self.budget: MemoryBudget
         self.settings: RunnerConfig
         self.runner: ModelRunner
+        #: Bytes read plus bytes written a second; None where it is not measured.
+        self.copy_bandwidth: float | None = None
         #: What parity has proven so far.
         self.proof: ParityReport | None = None
         #: Phase → its seconds.
@@ -107,6 +109,7 @@ class Experiment:
             self._run_on_device()
 
     def _run_on_device(self) -> None:
+        self.copy_memory()
         self.build()
         self.capture()
         with self.runner:
@@ -143,9 +146,23 @@ class Experiment:
             self.progress.note("workload", self.workload.statistics().lines())
 
     @_timed
+    def copy_memory(self) -> None:
+        """Measure what no step can outrun, while the device's memory is still free for it."""
+        from harness.device import measure_copy_bandwidth
+
+        if not self.config.measure.enabled:
+            return
+        self.copy_bandwidth = measure_copy_bandwidth(self.device)
+        if self.copy_bandwidth is None:
+            self.record.warn(
+                "the device has too little memory free to measure its bandwidth: there is no roofline"
+            )
+
+    @_timed
     def build(self) -> None:
         """Load the model, and see that the cache will fit beside it."""
         from harness.build import describe_model, runner_config
+        from harness.cache_flush import flush_bytes
         from harness.memory import cut_warning, plan_memory
         from runners.models.loader import load_model
 
@@ -153,7 +170,9 @@ class Experiment:
             self.loaded = load_model(self.model_spec, self.device)
         settings = runner_config(self.config, self.device)
         fraction = self.config.attention.memory_fraction
-        self.budget = plan_memory(self.loaded, settings, self.device, fraction)
+        measure = self.config.measure
+        flushed = flush_bytes(self.device) if measure.enabled and measure.flush_cache else 0
+        self.budget = plan_memory(self.loaded, settings, self.device, fraction, flushed)
         self.record.update(
             model=describe_model(self.config.model, self.loaded), memory={"budget": asdict(self.budget)}
         )
@@ -244,78 +263,30 @@ class Experiment:
     @_timed
     def size_sweep(self) -> None:
         """Time every batch size; the costs found go to the padding strategies that need them."""
-        from harness.device import measure_copy_bandwidth
-        from harness.prefill_sweep import sweep_prefill
-        from harness.ragged_sweep import RaggedSweep
-        from harness.size_sweep import SizeSweep, sweep_warnings
+        from harness.job_sweeps import sweep_sizes
         from runners.padding import StepCosts
 
         if not self.config.measure.enabled:
             return
-        bandwidth = measure_copy_bandwidth(self.device)
-        sweep = SizeSweep(
-            self.runner, self.config.measure, self.config.seed, bandwidth, self.config.runner.overlap
-        )
-        rows: list[dict[str, Any]] = []
-        with self.progress.task(SIZE_SWEEP, total=len(sweep.points())) as task:
-
-            def on_row(row: dict[str, Any], samples: list[dict[str, Any]]) -> None:
-                self.record.append("sizes", row)
-                self.record.append_many("samples", samples)
-                rows.append(row)
-                task.advance(detail=f"batch {row['batch_size']}, {row['mode']}")
-
-            sweep.run(on_row)
-        description = sweep.describe()
-        for warning in sweep_warnings(rows):
-            self.record.warn(warning)
-        for context_len, largest in sweep.cut_contexts().items():
-            self.record.warn(
-                f"at {context_len} tokens only batches up to {largest} fit and were measured: raise attention.num_pages"
-            )
-        self.record.finish("sizes")
-        self.record.finish("samples")
-        sweep_prefill(
-            self.runner, self.config.measure, self.config.seed, lambda row: self.record.append("prefill", row)
-        )
-        self.record.finish("prefill")
-        if self.config.measure.longest_lens:
-            ragged = RaggedSweep(self.runner, self.config.measure, self.config.seed)
-            ragged.run(lambda row: self.record.append("ragged", row))
-            self.record.finish("ragged")
-        self.record.update(size_sweep=description)
+        rows = sweep_sizes(self.runner, self.config, self.record, self.progress, self.copy_bandwidth)
         if self.config.padding.costs_path is None and self.runner.graph_runner is not None:
             self.runner.graph_runner.set_step_costs(StepCosts.from_rows(rows))
 
     @_timed
     def loop_sweep(self) -> None:
         """Time steps beside each other in the scheduler's loop, on requests made for it."""
-        self._sweep_loop("before")
+        from harness.job_sweeps import sweep_loop
+
+        sweep_loop(self.runner, self.config, self.record, "before")
 
     @_timed
     def loop_sweep_again(self) -> None:
         """The same after the workload: the host may have changed its speed meanwhile."""
-        self._sweep_loop("after")
+        from harness.job_sweeps import sweep_loop
+
+        sweep_loop(self.runner, self.config, self.record, "after")
         if self.config.measure.enabled and self.config.measure.loop_batch_sizes:
             self.record.finish("loop")
-
-    def _sweep_loop(self, moment: str) -> None:
-        from harness.build import scheduler_limits
-        from harness.loop_sweep import LoopSweep
-        from harness.prefill_sweep import prefill_sizes
-
-        measure = self.config.measure
-        if not measure.enabled or not measure.loop_batch_sizes:
-            return
-        sweep = LoopSweep(
-            self.runner,
-            scheduler_limits(self.config),
-            measure.loop_batch_sizes,
-            measure.prefill_tokens or prefill_sizes(self.runner),
-            measure.context_lens,
-            self.config.seed,
-        )
-        sweep.run(moment, lambda row: self.record.append("loop", row))
 
     @_timed
     def workload_replay(self) -> None:

@@ -13,17 +13,20 @@ class Floor:
 
     decode_weight_bytes: int
     kv_bytes_per_token: int
-    copy_bandwidth_bytes_per_s: float
+    #: None where it could not be measured; then there is no floor.
+    copy_bandwidth_bytes_per_s: float | None
 
     @classmethod
     def of_record(cls, result: Mapping[str, Any]) -> Self | None:
-        """Return the floor that a job measured; None if it ran no size sweep."""
+        """Return the floor that a job measured; None if it measured none."""
         part = result.get("size_sweep") or {}
         values: list[Any] = [part.get(name) for name in cls.__dataclass_fields__]
         return None if None in values else cls(*values)
 
     def step_ms(self, num_kv_tokens: Any) -> Any:
-        """Return the floor in ms of steps that read this many KV tokens, a number or an array."""
+        """Return the floor in ms of steps that read this many KV tokens, a number or an array; or None."""
+        if self.copy_bandwidth_bytes_per_s is None:
+            return None
         num_bytes = self.decode_weight_bytes + num_kv_tokens * self.kv_bytes_per_token
         return 1e3 * num_bytes / self.copy_bandwidth_bytes_per_s
 

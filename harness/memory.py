@@ -38,11 +38,17 @@ class MemoryBudget:
     workspace_bytes: int
     overhead_bytes: int
     free_bytes: int
+    #: What measuring takes: the buffer that empties the cache.
+    measure_bytes: int = 0
 
     @property
     def other_bytes(self) -> int:
         """Bytes still to be allocated beside the cache."""
-        return self.logits_bytes + self.graph_bytes + self.workspace_bytes + self.overhead_bytes
+        return self.logits_bytes + self.graph_bytes + self._rest_bytes
+
+    @property
+    def _rest_bytes(self) -> int:
+        return self.workspace_bytes + self.overhead_bytes + self.measure_bytes
 
     @property
     def needed_bytes(self) -> int:
@@ -58,8 +64,7 @@ class MemoryBudget:
             "",
             f"the KV pool ({self.kv_bytes / MIB:,.0f} MiB), logits ({self.logits_bytes / MIB:,.0f} MiB), graphs "
             f"({self.graph_bytes / MIB:,.0f} MiB) and workspaces "
-            f"({(self.workspace_bytes + self.overhead_bytes) / MIB:,.0f} MiB) need {self.needed_bytes / MIB:,.0f} MiB "
-            f"but {self.free_bytes / MIB:,.0f} MiB are free; lower runner.max_batch_size, model.max_seq_len, "
+            f"({self._rest_bytes / MIB:,.0f} MiB) need {self.needed_bytes / MIB:,.0f} MiB but {self.free_bytes / MIB:,.0f} MiB are free; lower runner.max_batch_size, model.max_seq_len, "
             "attention.num_pages or capture.max_size",
         )
 
@@ -71,9 +76,13 @@ def kv_bytes_per_token(loaded: LoadedModel, kv_dtype: torch.dtype) -> int:
 
 
 def plan_memory(
-    loaded: LoadedModel, config: RunnerConfig, device: torch.device, memory_fraction: float = 1.0
+    loaded: LoadedModel,
+    config: RunnerConfig,
+    device: torch.device,
+    memory_fraction: float = 1.0,
+    measure_bytes: int = 0,
 ) -> MemoryBudget:
-    """Estimate a job's memory on `device`; the weights are already loaded.
+    """Estimate a job's memory on `device`; the weights are already loaded, and `measure_bytes` will be measured with.
 
     On CUDA, `num_pages=None` means as many pages as `memory_fraction` of what is free leaves room for,
     between those of one request and those of the whole batch at full length.
@@ -92,6 +101,7 @@ def plan_memory(
         workspace_bytes=_workspace_bytes(loaded, config, device) if on_cuda else 0,
         overhead_bytes=_CUDA_OVERHEAD_BYTES if on_cuda else 0,
         free_bytes=free_device_bytes(device) if on_cuda else _free_host_bytes(),
+        measure_bytes=measure_bytes,
     )
     if not on_cuda or config.num_pages is not None:
         return whole

@@ -68,7 +68,7 @@ class PointSamples:
             )
         return "; ".join(conditions) or None
 
-    def row(self, floor_ms: float) -> dict[str, Any]:
+    def row(self, floor_ms: float | None) -> dict[str, Any]:
         """Return the columns of `sizes.csv` that the samples tell, and the point's own."""
         point = self.point
         return {
@@ -89,7 +89,7 @@ class PointSamples:
             **self._statistics(floor_ms),
         }
 
-    def _statistics(self, floor_ms: float) -> dict[str, float | None]:
+    def _statistics(self, floor_ms: float | None) -> dict[str, float | None]:
         """Summarise the samples; everything is None where every block was discarded."""
         counted = [self.timings[index] for index in self._counted()]
         step_ms = [timing.step_ms for timing in counted]
@@ -106,7 +106,7 @@ class PointSamples:
             "rel_std": rel_std(step_ms),
             "rel_iqr": rel_iqr(step_ms),
             "round_std": self._round_std("step_ms"),
-            "roofline_fraction": None if p50 is None else floor_ms / p50,
+            "roofline_fraction": None if p50 is None or floor_ms is None else floor_ms / p50,
         }
 
     def _round_std(self, name: str) -> float | None:

@@ -68,7 +68,7 @@ class SizeSweep:
         runner: ModelRunner,
         config: MeasureConfig,
         seed: int,
-        copy_bandwidth: float,
+        copy_bandwidth: float | None,
         overlap: bool = False,
         telemetry: Telemetry | None = None,
     ) -> None:

@@ -63,6 +63,7 @@ def test_a_card_with_little_room_gets_a_smaller_pool_and_a_warning(tmp_path: Pat
     with free_memory(1500):
         status, result = run(tmp_path, {})
     assert status is Status.OK, result["error"]
+    assert result["size_sweep"]["copy_bandwidth_bytes_per_s"] > 0
     budget = result["memory"]["budget"]
     assert 513 <= budget["num_pages"] < 4 * 512 + 1
     assert any("the scheduler may preempt" in warning for warning in result["warnings"])
@@ -82,5 +83,6 @@ def test_the_fraction_bounds_what_the_job_takes(tmp_path: Path, fraction: float)
         status, result = run(tmp_path, {"attention.memory_fraction": fraction})
     assert status is Status.OK, result["error"]
     budget = result["memory"]["budget"]
-    needed = sum(budget[f"{name}_bytes"] for name in ("kv", "logits", "graph", "workspace", "overhead"))
+    parts = ("kv", "logits", "graph", "workspace", "overhead", "measure")
+    needed = sum(budget[f"{name}_bytes"] for name in parts)
     assert needed <= fraction * budget["free_bytes"] or budget["num_pages"] == 513

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.cache_flush import last_level_cache_bytes
-from harness.device import describe_environment
+from harness.device import copy_buffer_bytes, describe_environment, measure_copy_bandwidth
 from harness.record import JobRecord
 from harness.record_reader import read_result
 
@@ -45,3 +45,16 @@ def test_a_secret_of_the_command_line_stays_out_of_the_record(
 
 def test_the_last_level_cache_of_this_machine_has_a_size() -> None:
     assert last_level_cache_bytes(CPU) >= 2**18
+
+
+def test_the_buffers_of_the_copy_leave_half_of_what_is_free_and_outgrow_the_cache() -> None:
+    gib, cache = 1 << 30, 50 << 20
+    assert copy_buffer_bytes(140 * gib, cache) == 2 * gib
+    assert copy_buffer_bytes(1500 << 20, cache) == 375 << 20
+    assert copy_buffer_bytes(4 * 4 * cache, cache) == 4 * cache
+    assert copy_buffer_bytes(4 * 4 * cache - 4, cache) is None
+
+
+def test_a_copy_counts_what_it_reads_and_what_it_writes() -> None:
+    bandwidth = measure_copy_bandwidth(CPU, min_time_s=0.01)
+    assert bandwidth is not None and bandwidth > 1e8

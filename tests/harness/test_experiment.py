@@ -12,6 +12,7 @@ from harness.experiment import run_job
 from harness.progress import Progress
 from harness.record import STREAMS, Status
 from harness.record_reader import read_bench_serve, read_result, read_stream, read_table
+from harness.report.command import write_report
 from harness.schema import load_config
 from harness.summary import summary_text
 from runners.attention.torch_backend import TorchAttentionBackend
@@ -74,7 +75,7 @@ def test_every_row_that_bears_a_latency_says_which_backend_it_ran_on(job: Path) 
 
 def test_the_seconds_of_every_phase_are_recorded(job: Path) -> None:
     timings = read_result(job)["timings"]
-    before = ("validate", "build", "capture", "parity", "size_sweep", "loop_sweep")
+    before = ("validate", "copy_memory", "build", "capture", "parity", "size_sweep", "loop_sweep")
     assert list(timings) == [
         f"{name}_s" for name in (*before, "workload_replay", "loop_sweep_again", "profile")
     ]
@@ -339,6 +340,19 @@ def test_costs_of_one_run_make_the_batches_of_two_others_equal(job: Path, tmp_pa
         columns = ["clock_ms", "phase", "mode", "batch_size", "padded_batch_size", "num_kv_tokens"]
         steps.append(read_stream(tmp_path / name, "steps")[columns])
     assert steps[0].equals(steps[1])
+
+
+def test_without_room_to_measure_the_bandwidth_there_is_no_roofline_and_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.device.measure_copy_bandwidth", lambda device: None)
+    assert run_job(tiny_yaml({"workload.enabled": False}), tmp_path, QUIET) is Status.OK
+    assert any("there is no roofline" in warning for warning in read_result(tmp_path)["warnings"])
+    sizes = read_stream(tmp_path, "sizes")
+    assert sizes[["roofline_ms", "roofline_fraction"]].isna().all(axis=None)
+    assert sizes["step_ms_p50"].notna().all()
+    assert "nan" not in summary_text(tmp_path)
+    write_report(tmp_path, tmp_path / "report.html")
 
 
 def test_an_eager_job_captures_nothing_and_says_so(tmp_path: Path) -> None:

@@ -38,6 +38,11 @@ def test_else_the_pool_takes_the_fraction_less_the_graphs_and_all_the_rest() -> 
     assert fitting_pages(budget(free_bytes=1000 * MIB), MIB, fewest=10, memory_fraction=0.5) == 400
 
 
+def test_what_measuring_takes_is_left_out_of_the_pool() -> None:
+    made = budget(free_bytes=1000 * MIB, measure_bytes=100 * MIB)
+    assert fitting_pages(made, MIB, fewest=10, memory_fraction=0.5) == 300
+
+
 def test_one_request_at_full_length_is_the_least_and_is_refused_if_even_that_has_no_room() -> None:
     short = budget(free_bytes=150 * MIB)
     pages = fitting_pages(short, MIB, fewest=65, memory_fraction=0.9)
