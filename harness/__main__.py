@@ -93,6 +93,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "export": _verb("harness.planner.verbs", "main_export"),
     "report": _verb("harness.report.command", "main"),
     "compare": _verb("harness.report.compare", "main"),
+    "dashboard": _verb("harness.dashboard", "main"),
 }
 
 

@@ -36,6 +36,7 @@ _VERBS = {
     "export": "the flags of an engine for a capture list",
     "report": "one HTML page for a job or a sweep",
     "compare": "two jobs, batch size by batch size",
+    "dashboard": "write a W&B workspace of a sweep or a project",
 }
 
 _FOOT = """\

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.record import JobRecord, Status
+from harness.record import JobRecord
 from harness.record_reader import read_result
 from harness.scrub import scrub
 
@@ -140,15 +140,14 @@ def _publish(job_dir: Path, result: Mapping[str, Any], limit_s: float) -> dict[s
     _check_folder(root)
     run = _start_run(job_dir, result, tracking, root, limit_s)
     folder = Path(run.dir).parent
-    exit_code = 0 if result["status"] in (Status.OK, Status.SKIPPED) else 1
     try:
-        from harness.tracking_content import write_content
+        from harness.tracking_content import GOOD, write_content
 
         write_content(run, job_dir, result)
     except BaseException:
         run.finish(exit_code=1)
         raise
-    run.finish(exit_code=exit_code)
+    run.finish(exit_code=0 if result["status"] in GOOD else 1)
     if mode == "offline":
         _check_complete(folder)
     return {"status": "ok", "dir": str(folder), "run_id": run.id}
@@ -188,7 +187,7 @@ def _start_run(
         id=run_id(job_dir, result),
         name=job_dir.resolve().name,
         config=scrub({**config, "environment": result["environment"]}),
-        group=_short(tracking.get("group") or (config.get("sweep") or {}).get("id")),
+        group=run_group(config),
         job_type=_short("+".join(recorded_phases(job_dir, result)) or None),
         tags=run_tags(result),
         mode=tracking.get("mode", "offline"),
@@ -214,6 +213,12 @@ def run_id(job_dir: Path, result: Mapping[str, Any]) -> str:
     """Return the job's run id: the same at every attempt to publish it, so that W&B has it once."""
     identity = f"{job_dir.resolve()}|{result['started_at']}|{result['config_hash']}"
     return hashlib.sha256(identity.encode()).hexdigest()[:12]
+
+
+def run_group(config: Mapping[str, Any]) -> str | None:
+    """Return the group of a job's run: the one it was given, or else its sweep."""
+    given = (config.get("tracking") or {}).get("group")
+    return _short(given or (config.get("sweep") or {}).get("id"))
 
 
 def recorded_phases(job_dir: Path, result: Mapping[str, Any]) -> list[str]:

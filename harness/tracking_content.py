@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.floor import Floor, workload_floor
-from harness.record import BENCH_SERVE_FILE, PARTS_DIR, REPORT_FILE, RESULT_FILE, STREAMS
+from harness.objective import FIGURES
+from harness.record import BENCH_SERVE_FILE, PARTS_DIR, REPORT_FILE, RESULT_FILE, STREAMS, Status
 from harness.record_reader import read_bench_serve, read_table
+from harness.remedies import remedy
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
@@ -37,6 +39,16 @@ STEP_METRICS = (
 )  # fmt: skip
 MEMORY_CLASSES = ("pool_bytes", "torch_bytes", "device_bytes", "pinned_bytes")
 _CAPTURE_METRICS = ("compile_s", "warmup_s", "capture_s", *MEMORY_CLASSES, "num_nodes")
+#: Summary key → the figure of `job.objective` that it holds: what a dashboard compares runs by.
+FIGURE_KEYS = {
+    f"figures/{name.partition('.')[2]}": name for name in FIGURES if not name.startswith("summary.")
+}
+#: Summary keys that every run has.
+STATUS_KEY, FAILED_KEY = "job/status", "job/failed"
+#: The table of one row that a run of a failed job has.
+FAILURE_TABLE = "failure"
+#: How a job ends that has not failed.
+GOOD = (Status.OK, Status.SKIPPED)
 
 Row = Mapping[str, Any]
 
@@ -79,6 +91,8 @@ def write_content(run: Run, job_dir: Path, result: Mapping[str, Any]) -> None:
         history.log({"latency_against_batch_size": _latency_plot(sizes, emulated)})
     if capture:
         history.log({"memory_against_capture_size": _memory_plot(capture)})
+    log_outcome(history, job_dir, result)
+    run.summary.update(summary_of(job_dir, result))
     run.summary.update(read_bench_serve(job_dir) or {})
     telemetry = (result["workload"] or {}).get("telemetry") or {}
     if telemetry.get("energy_mj_per_token") is not None:
@@ -120,6 +134,29 @@ def log_captures(history: History, capture: list[Row]) -> None:
     for row in sorted(capture, key=lambda row: row["capture_size"]):
         metrics = {f"captures/{name}": row[name] for name in _CAPTURE_METRICS}
         history.log({"capture_size": row["capture_size"], **metrics})
+
+
+def log_outcome(history: History, job_dir: Path, result: Mapping[str, Any]) -> None:
+    """Log how a failed job ended, and what to do about it, as a table of one row."""
+    if result["status"] in GOOD:
+        return
+    error = result["error"] or {}
+    row = {
+        "job": job_dir.name,
+        "status": result["status"],
+        "error_kind": error.get("kind"),
+        "error_message": error.get("message"),
+    }
+    history.log({FAILURE_TABLE: _table([row | {"remedy": remedy(row)}])})
+
+
+def summary_of(job_dir: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the status and, of a job that ended ok, the figures measured, by their summary keys."""
+    status = {STATUS_KEY: str(result["status"]), FAILED_KEY: int(result["status"] not in GOOD)}
+    if result["status"] != Status.OK:
+        return status
+    figures = {key: FIGURES[name][0](job_dir, result) for key, name in FIGURE_KEYS.items()}
+    return status | {key: value for key, value in figures.items() if value is not None}
 
 
 def log_record(run: Run, job_dir: Path, result: Mapping[str, Any]) -> None:

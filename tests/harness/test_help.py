@@ -40,7 +40,7 @@ def test_help_shows_three_worked_examples_that_compose() -> None:
 
 def test_help_names_every_verb() -> None:
     lines = help_text().splitlines()
-    for verb in ("run", "doctor", "plan", "simulate", "export", "report", "compare"):
+    for verb in ("run", "doctor", "plan", "simulate", "export", "report", "compare", "dashboard"):
         assert any(line.startswith(f"  {verb} ") and "not yet" not in line for line in lines)
 
 

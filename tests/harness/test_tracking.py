@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,8 +138,32 @@ class TestAPublishedJob:
         assert "(emulated)" in latency["stringSettings"]["title"]
         assert panels["memory_against_capture_size"]["panel_config"]["fieldSettings"]["x"] == "capture_size"
 
-    def test_has_the_summary_of_bench_serve(self, published: Published) -> None:
-        assert published.run.scalars() == read_bench_serve(published.job_dir)
+    def test_has_the_summary_of_bench_serve_and_the_figures_to_compare_it_by(
+        self, published: Published
+    ) -> None:
+        scalars = published.run.scalars()
+        own = {key: scalars.pop(key) for key in list(scalars) if key.startswith(("figures/", "job/"))}
+        assert scalars == read_bench_serve(published.job_dir)
+        expected = {
+            "job/status": "ok",
+            "job/failed": 0,
+            "figures/mean_decode_ms": 2.0,
+            "figures/largest_step_ms": 1.5,
+            "figures/num_sizes": len(CAPTURE_SIZES),
+        }
+        assert expected.items() <= own.items()
+        assert own["figures/graph_mib"] == pytest.approx(
+            sum(4096 * size + 512 for size in CAPTURE_SIZES) / 1024**2
+        )
+        assert "failure" not in published.run.summary
+
+    def test_opens_in_the_terminal_viewer_of_wandb(self, published: Published) -> None:
+        shown = wandb_cli("leet", "inspect", "--summary", "--json", published.outcome["dir"])
+        if shown.returncode and "No such command" in shown.stderr:
+            pytest.skip("this W&B has no terminal viewer")
+        assert shown.returncode == 0, shown.stderr
+        text = json.dumps(json.loads(shown.stdout))
+        assert published.run.run_id in text and "figures/mean_decode_ms" in text
 
     def test_carries_the_record_as_an_artifact(self, published: Published) -> None:
         assert set(published.run.artifacts["record"]) == {
@@ -169,7 +200,17 @@ def test_a_killed_job_is_published_from_another_process_with_what_it_left(tmp_pa
     assert run.exit_code == 1
     assert len([row for row in run.history if "steps/step_ms" in row]) == NUM_STEPS
     assert "parts/steps.jsonl" in run.artifacts["record"]
-    assert run.scalars() == {}
+    assert run.scalars() == {"job/status": "killed", "job/failed": 1}
+    assert run.summary["failure"]["nrows"] == 1
+
+
+def test_one_command_lists_all_offline_runs_of_a_sweep_to_sync(published: Published, tmp_path: Path) -> None:
+    """`wandb sync SWEEP/*/wandb/offline-run-*`, as the page on clusters says."""
+    write_job(tmp_path / "second", num_steps=4)
+    folders = [published.outcome["dir"], publish(tmp_path / "second")["dir"]]
+    listed = wandb_cli("sync", "--dry-run", *folders)
+    assert listed.returncode == 0, listed.stderr
+    assert all(Path(folder).name in listed.stdout + listed.stderr for folder in folders)
 
 
 def test_a_disabled_mode_writes_nothing(tmp_path: Path) -> None:
@@ -248,6 +289,81 @@ print(tracking.publish(sys.argv[1], timeout_s=20)["status"])
         result = read_result(tmp_path)
         assert result["status"] == "ok" and "WANDB_API_KEY" in result["wandb"]["reason"]
 
+    @pytest.mark.parametrize("behaviour", ["refuses", "hangs", "401"])
+    def test_a_server_that(self, behaviour: str, tmp_path: Path) -> None:
+        """The real client, with a key of the right form, against a socket of this machine."""
+        write_job(tmp_path, config=with_tracking(mode="online"))
+        code = """
+import os, sys
+key = "0123456789abcdef" * 2 + "01234567"
+os.environ |= {"WANDB_API_KEY": key, "WANDB_BASE_URL": sys.argv[2], "HOME": sys.argv[1]}
+os.environ["WANDB_ERROR_REPORTING"] = "false"  # W&B would wait 10 s at exit for where its own errors go
+os.environ.pop("WANDB_SERVICE", None)
+from harness import tracking
+print(tracking.publish(sys.argv[1], timeout_s=4)["status"])
+"""
+        with server(behaviour) as address:
+            done = run_python(code, tmp_path, address)
+        assert (done.returncode, done.stdout) == (0, "failed\n"), done.stderr
+        result = read_result(tmp_path)
+        assert (result["status"], result["wandb"]["status"]) == ("ok", "failed")
+        expected = {
+            "refuses": "connection refused",
+            "hangs": "deadline exceeded|not finish",
+            "401": "permission denied",
+        }
+        assert re.search(expected[behaviour], result["wandb"]["reason"]), result["wandb"]["reason"]
+        assert "0123456789abcdef" not in (tmp_path / "result.json").read_text()
+
+    def test_a_folder_that_this_user_may_not_write_to(self, tmp_path: Path) -> None:
+        """Root may write anywhere, unless it gives that right up for the process."""
+        folder = tmp_path / "closed"
+        folder.mkdir(mode=0o500)
+        write_job(tmp_path / "job", config=with_tracking(dir=str(folder)))
+        wrap = [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+        if wrap and subprocess.run([*wrap, "true"], capture_output=True, check=False).returncode:
+            pytest.skip("root cannot give its rights up here")
+        done = run_python(PUBLISH, tmp_path / "job", wrap=wrap)
+        assert (done.returncode, done.stdout) == (0, "failed\n"), done.stderr
+        result = read_result(tmp_path / "job")
+        assert result["status"] == "ok"
+        assert f"cannot write to {folder}: Permission denied" in result["wandb"]["reason"]
+
+    @pytest.mark.parametrize(("size_mib", "reason"), [(1, "disk full"), (20, "No space left on device")])
+    def test_a_disk_that_is_really_full(self, size_mib: int, reason: str, tmp_path: Path) -> None:
+        """A disk of its own, in memory: too small from the start, or filled by another one midway."""
+        disk = tmp_path / "disk"
+        disk.mkdir()
+        wrap = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            f'mount -t tmpfs -o size={size_mib}m none {disk} && exec "$@"',
+            "-",
+        ]
+        if subprocess.run([*wrap, "true"], capture_output=True, check=False).returncode:
+            pytest.skip("only root can mount a disk, and not everywhere")
+        write_job(tmp_path / "job", config=with_tracking(dir=str(disk)))
+        code = """
+import contextlib, sys
+from harness import tracking, tracking_content
+write_content = tracking_content.write_content
+def fill_and_write(run, job_dir, result):
+    with contextlib.suppress(OSError), open(sys.argv[2] + "/other", "wb", buffering=0) as other:
+        while other.write(bytes(4096)):
+            pass
+    write_content(run, job_dir, result)
+tracking_content.write_content = fill_and_write
+tracking._FLUSH_S = 0.5
+print(tracking.publish(sys.argv[1], timeout_s=20)["status"])
+"""
+        done = run_python(code, tmp_path / "job", str(disk), wrap=wrap)
+        assert (done.returncode, done.stdout) == (0, "failed\n"), done.stderr
+        result = read_result(tmp_path / "job")
+        assert (result["status"], result["wandb"]["status"]) == ("ok", "failed")
+        assert reason in result["wandb"]["reason"]
+
     def test_a_disk_that_is_nearly_full(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1024})())
         write_job(tmp_path)
@@ -303,9 +419,54 @@ tracking.publish(Path(sys.argv[1]) / "next")
         assert following["wandb"]["status"] == "ok", following["wandb"]["reason"]
 
 
-def run_python(code: str, job_dir: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code, str(job_dir)]
+PUBLISH = """
+import sys
+from harness import tracking
+print(tracking.publish(sys.argv[1], timeout_s=20)["status"])
+"""
+
+
+def run_python(
+    code: str, job_dir: Path, *arguments: str, wrap: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    command = [*wrap, sys.executable, "-c", code, str(job_dir), *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def wandb_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "wandb", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+class Unauthorised(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = b'{"errors": [{"message": "permission denied"}]}'
+        self.send_response(401)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def server(behaviour: str) -> Iterator[str]:
+    """An address of this machine where nobody listens, nobody answers, or every key is refused."""
+    if behaviour == "401":
+        with ThreadingHTTPServer(("127.0.0.1", 0), Unauthorised) as http:
+            threading.Thread(target=http.serve_forever, daemon=True).start()
+            yield f"http://127.0.0.1:{http.server_port}"
+            http.shutdown()
+        return
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        if behaviour == "hangs":
+            listening.listen(64)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 @dataclass
