@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,8 @@ _LIKE = (
 )  # fmt: skip
 #: They matter where the CPU does the arithmetic; a GPU's host is told by its name alone.
 _LIKE_ON_CPU = ("environment.cpu", "environment.num_cpus", "environment.torch_num_threads")
-#: Settings that say where a job ran and who watched, not what it measured.
-_NOT_MEASURED = ("output_dir", "tracking", "job", "sweep")
+#: Settings that say where a job ran, who watched and what came after the timing, not what it measured.
+_NOT_MEASURED = ("output_dir", "tracking", "job", "sweep", "measure.profile")
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,23 @@ class Point:
     mode: str
 
 
+class Metric(StrEnum):
+    """What of a step is compared. STEP: from the call, or in flight from the step before, until the tokens
+    can be read. REPLAY: between two events on the stream around it. BACK_TO_BACK: the pace of steps
+    launched in a row; a run has one figure of it."""
+
+    STEP = "step"
+    REPLAY = "replay"
+    BACK_TO_BACK = "back_to_back"
+
+
 @dataclass(frozen=True)
 class Series:
-    """The samples of a point, in ms and in the order of measuring: isolated steps, or those in flight."""
+    """The samples of a point: by metric, in ms and in the order of measuring. A metric without any is left out."""
 
     padded_batch_size: int | None
-    step_ms: NDArray[np.float64]
+    graph_backend: str | None
+    samples_ms: Mapping[Metric, NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -94,21 +106,31 @@ def load_side(label: str, path: Path) -> Side:
 def _series(path: Path) -> dict[Point, Series]:
     """Split the samples by point. Of several plans of one mode the first counts: the one in force."""
     table = read_table(path, "samples")
-    names = ("context_len", "batch_size", "padded_batch_size", "mode", "timing", "step_ms", "preempted")
-    rows = zip(*(table[name].to_pylist() for name in names), strict=True)
-    padded: dict[Point, int | None] = {}
-    samples: dict[Point, list[tuple[float, bool | None]]] = {}
-    for context_len, batch_size, padded_size, mode, timing, step_ms, preempted in rows:
-        point = Point(context_len or 0, batch_size, mode)
-        is_in_force = padded.setdefault(point, padded_size) == padded_size
-        if is_in_force and timing != "back_to_back" and step_ms is not None and step_ms > 0:
-            samples.setdefault(point, []).append((step_ms, preempted))
-    return {point: Series(padded[point], _counted(values)) for point, values in samples.items()}
+    by_point: dict[Point, list[Mapping[str, Any]]] = {}
+    for row in table.to_pylist():
+        point = Point(row["context_len"] or 0, row["batch_size"], row["mode"])
+        rows = by_point.setdefault(point, [])
+        if not rows or rows[0]["padded_batch_size"] == row["padded_batch_size"]:
+            rows.append(row)
+    return {point: _series_of(rows) for point, rows in by_point.items()}
 
 
-def _counted(samples: list[tuple[float, bool | None]]) -> NDArray[np.float64]:
-    kept = undisturbed([preempted for _, preempted in samples])
-    return np.array([samples[index][0] for index in kept])
+def _series_of(rows: list[Mapping[str, Any]]) -> Series:
+    alone = [row for row in rows if row["timing"] != Metric.BACK_TO_BACK]
+    in_a_row = [row for row in rows if row["timing"] == Metric.BACK_TO_BACK]
+    samples_ms = {
+        Metric.STEP: _counted(alone, "step_ms"),
+        Metric.REPLAY: _counted(alone, "replay_ms"),
+        Metric.BACK_TO_BACK: _counted(in_a_row, "step_ms"),
+    }
+    kept = {metric: samples for metric, samples in samples_ms.items() if len(samples)}
+    return Series(rows[0]["padded_batch_size"], rows[0]["graph_backend"], kept)
+
+
+def _counted(rows: list[Mapping[str, Any]], name: str) -> NDArray[np.float64]:
+    """The samples of a column, less those that another process disturbed."""
+    told = [row for row in rows if row[name] is not None and row[name] > 0]
+    return np.array([told[index][name] for index in undisturbed([row["preempted"] for row in told])])
 
 
 def check_comparable(a: Side, b: Side, allow_unverified: bool, allow_unlike: bool) -> None:
@@ -125,9 +147,6 @@ def check_comparable(a: Side, b: Side, allow_unverified: bool, allow_unlike: boo
             b.path,
             f"ran elsewhere than A ({a.path}); add --allow-unlike to compare all the same:\n  {listed}",
         )
-    if not a.series.keys() & b.series.keys():
-        raise ConfigError("B", b.path, f"has no batch size, mode and context length in common with {a.path}; "
-                          "give both jobs the same measure.batch_sizes and measure.context_lens")  # fmt: skip
 
 
 def _refuse_emulated(side: Side) -> None:
@@ -164,7 +183,8 @@ def config_differences(a: Side, b: Side) -> Iterator[str]:
     """Yield the settings that differ: `key: in A → in B`."""
     before, after = flat(a.result["config"] or {}), flat(b.result["config"] or {})
     for key in sorted(before.keys() | after.keys()):
-        if key.split(".")[0] not in _NOT_MEASURED and before.get(key) != after.get(key):
+        is_measured = key not in _NOT_MEASURED and key.split(".")[0] not in _NOT_MEASURED
+        if is_measured and before.get(key) != after.get(key):
             yield f"{key}: {before.get(key)} → {after.get(key)}"
 
 

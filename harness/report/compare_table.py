@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from harness.report.comparable import config_differences, differences, is_verified
+from harness.report.comparable import Metric, config_differences, differences, is_verified
 from harness.report.compare import Comparison, Row
 from harness.report.verdict import Verdict
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 _HEADS = (
     "context",
     "mode",
-    "batch size",
+    "batch",
     "padded to",
+    "metric",
     "A p50 ms",
     "B p50 ms",
     "change",
@@ -26,7 +28,8 @@ _HEADS = (
     "verdict",
 )
 _STYLES = {Verdict.SAME: "", Verdict.FAST: "green", Verdict.SLOW: "bold red", Verdict.AMBIGUOUS: "yellow"}
-_WIDTH = 110
+_WORDS = ("mode", "metric", "verdict")
+_WIDTH = 128
 
 
 def print_table(comparison: Comparison, console: Console | None = None) -> None:
@@ -41,7 +44,7 @@ def print_table(comparison: Comparison, console: Console | None = None) -> None:
         console.print(Text(line, style="bold red" if line.startswith("UNVERIFIED") else ""), soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for head in _HEADS:
-        table.add_column(head, justify="left" if head in ("mode", "verdict") else "right", overflow="fold")
+        table.add_column(head, justify="left" if head in _WORDS else "right", overflow="fold")
     for row in comparison.rows:
         *cells, verdict = cells_of(row)
         table.add_row(*cells, Text(verdict, style=_STYLES[row.judgement.verdict]))
@@ -61,7 +64,7 @@ def markdown_lines(comparison: Comparison) -> Iterator[str]:
         yield f"{_escaped(line)}  "
     yield ""
     yield "| " + " | ".join(_HEADS) + " |"
-    yield "|" + "|".join(":--" if head in ("mode", "verdict") else "--:" for head in _HEADS) + "|"
+    yield "|" + "|".join(":--" if head in _WORDS else "--:" for head in _HEADS) + "|"
     for row in comparison.rows:
         *cells, verdict = (_escaped(cell) for cell in cells_of(row))
         word, _, reason = verdict.partition(" ")
@@ -83,6 +86,7 @@ def cells_of(row: Row) -> list[str]:
         row.point.mode,
         str(row.point.batch_size),
         padded[0] if padded[0] == padded[1] else " → ".join(padded),
+        row.metric.value,
         f"{row.a_median.median:.3f}",
         f"{row.b_median.median:.3f}",
         f"{judgement.change:+.1%}",
@@ -92,7 +96,7 @@ def cells_of(row: Row) -> list[str]:
 
 
 def _bound(share: float) -> str:
-    return f"{share:+.1%}" if share < 10 else "any"
+    return f"{share:+.1%}" if -0.995 < share < 10 else "any"
 
 
 def _heading(comparison: Comparison) -> Iterator[str]:
@@ -112,18 +116,22 @@ def _heading(comparison: Comparison) -> Iterator[str]:
 
 
 def _ending(comparison: Comparison) -> Iterator[str]:
-    counts = ", ".join(f"{comparison.count(verdict)} {verdict.value}" for verdict in Verdict)
-    yield f"{len(comparison.rows)} rows: {counts}."
-    for mode in dict.fromkeys(row.point.mode for row in comparison.rows):
-        changes = [row.judgement.change for row in comparison.rows if row.point.mode == mode]
-        yield f"{mode}: B takes {median(changes):+.1%} at the median of {len(changes)} batch sizes."
-    blurs = [row.judgement.blur for row in comparison.rows if row.judgement.verdict is Verdict.SAME]
-    if blurs:
-        yield f"SAME rows would have shown a change of {min(blurs):.1%} to {max(blurs):.1%}."
-    for side, other in ((comparison.a, comparison.b), (comparison.b, comparison.a)):
-        num_alone = len(side.series.keys() - other.series.keys())
-        if num_alone:
+    for metric in dict.fromkeys(row.metric for row in comparison.rows):
+        yield from _sums(metric, comparison.of(metric))
+    for side in (comparison.a, comparison.b):
+        if num_alone := comparison.num_alone(side):
             yield f"{num_alone} rows are in {side.label} alone and were not compared."
+
+
+def _sums(metric: Metric, rows: Sequence[Row]) -> Iterator[str]:
+    verdicts = Counter(row.judgement.verdict for row in rows)
+    yield f"{metric}, {len(rows)} rows: " + ", ".join(f"{verdicts[v]} {v}" for v in Verdict) + "."
+    for mode in dict.fromkeys(row.point.mode for row in rows):
+        changes = [row.judgement.change for row in rows if row.point.mode == mode]
+        yield f"  {mode}: B takes {median(changes):+.1%} at the median of {len(changes)} batch sizes."
+    blurs = [row.judgement.blur for row in rows if row.judgement.verdict is Verdict.SAME]
+    if blurs:
+        yield f"  SAME rows would have shown a change of {min(blurs):.1%} to {max(blurs):.1%}."
 
 
 def _escaped(text: str) -> str:

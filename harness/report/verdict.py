@@ -74,7 +74,8 @@ def judge(
     elif is_worth_a_word and abs(log_ratio) > same:
         verdict, reason = Verdict.AMBIGUOUS, "near the limit"
     elif math.expm1(same) > max_blur:
-        verdict, reason = Verdict.AMBIGUOUS, f"noise hides {max_blur:.0%}"
+        is_alone = math.isinf(same)
+        verdict, reason = Verdict.AMBIGUOUS, "one sample a run" if is_alone else f"noise hides {max_blur:.0%}"
     low, high = math.expm1(log_ratio - same), math.expm1(min(log_ratio + same, 100.0))
     return Judgement(verdict, math.expm1(log_ratio), low, high, math.expm1(min(same, 100.0)), reason)
 

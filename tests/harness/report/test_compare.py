@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.record import JobRecord
-from harness.report.comparable import load_runs, load_side
+from harness.report.comparable import Metric, load_runs, load_side
 from harness.report.compare import compare, main
 from harness.report.verdict import Verdict
 from tests.harness.job_folder import CONFIG, write_job
@@ -63,18 +64,18 @@ def test_every_row_says_both_medians_the_change_and_the_interval(
 ) -> None:
     main([str(base), str(write_samples(tmp_path / "b", seed=2, slow_down=0.2))])
     row = next(line for line in capsys.readouterr().out.splitlines() if "SLOW" in line).split()
-    assert row[:3] == ["128", "graph", "1"]
-    assert float(row[4]) == pytest.approx(1.1, rel=0.02)
-    assert float(row[5]) == pytest.approx(1.32, rel=0.02)
-    low, high = (float(cell.rstrip("%")) for cell in (row[7], row[9]))
-    assert low < float(row[6].rstrip("%")) < high
+    assert row[:5] == ["128", "graph", "1", "1", "step"]
+    assert float(row[5]) == pytest.approx(1.1, rel=0.02)
+    assert float(row[6]) == pytest.approx(1.32, rel=0.02)
+    low, high = (float(cell.rstrip("%")) for cell in (row[8], row[10]))
+    assert low < float(row[7].rstrip("%")) < high
 
 
 def test_markdown_has_a_table_and_escapes_what_records_say(base: Path, tmp_path: Path, capsys: Any) -> None:
     config = CONFIG | {"seed": "<b>|x"}
     main([str(base), str(write_samples(tmp_path / "b", seed=2, config=config)), "--markdown"])
     out = capsys.readouterr().out
-    assert "| context | mode | batch size |" in out
+    assert "| context | mode | batch | padded to | metric |" in out
     assert out.count("| graph |") == len(BATCH_SIZES)
     assert "<b>" not in out and "&lt;b>\\|x" in out
 
@@ -150,7 +151,7 @@ def test_of_two_plans_of_a_mode_the_one_in_force_is_compared(base: Path) -> None
             ]
             record.append_many("samples", rows)
     (only,) = load_side("A", base).series.values()
-    assert only.padded_batch_size == 8 and set(only.step_ms) == {8.0}
+    assert only.padded_batch_size == 8 and set(only.samples_ms[Metric.STEP]) == {8.0}
 
 
 def test_a_job_cut_off_in_its_sweep_is_compared_by_what_it_has(base: Path, tmp_path: Path) -> None:
@@ -221,4 +222,87 @@ def test_steps_in_flight_are_compared_and_disturbed_samples_are_left_out(base: P
             times = {"step_ms": 9.0 if sample % 3 else 1.0, "preempted": bool(sample % 3)}
             record.append("samples", point | {"timing": "overlapped", "sample": sample} | times)
     (only,) = load_side("A", base).series.values()
-    assert only.step_ms.tolist() == [1.0] * 8
+    assert only.samples_ms[Metric.STEP].tolist() == [1.0] * 8
+
+
+def metric_verdicts(a: Path, b: Path, *metrics: Metric) -> dict[tuple[str, str], set[str]]:
+    rows = compare([load_side("A", a)], [load_side("B", b)], metrics=metrics).rows
+    found: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        found.setdefault((row.point.mode, row.metric.value), set()).add(row.judgement.verdict.value)
+    return found
+
+
+def test_a_noisy_host_does_not_hide_what_the_device_says(tmp_path: Path) -> None:
+    runs = [
+        write_samples(tmp_path / name, seed=seed, noise=0.6, replay_slow_down=slow_down)
+        for seed, (name, slow_down) in enumerate((("a", 0.0), ("again", 0.0), ("slow", 0.05)), start=1)
+    ]
+    assert metric_verdicts(runs[0], runs[1])["graph", "step"] == {"AMBIGUOUS"}
+    assert metric_verdicts(runs[0], runs[1])["graph", "replay"] == {"SAME"}
+    assert metric_verdicts(runs[0], runs[2])["graph", "replay"] == {"SLOW"}
+
+
+def test_replay_is_shown_unasked_only_where_a_cuda_graph_ran(tmp_path: Path) -> None:
+    a, b = (write_samples(tmp_path / name, replay_slow_down=0.0) for name in "ab")
+    assert set(metric_verdicts(a, b)) == {("graph", "step"), ("graph", "replay"), ("eager", "step")}
+    assert set(metric_verdicts(a, b, Metric.REPLAY)) == {("graph", "replay"), ("eager", "replay")}
+
+
+def test_any_slow_row_fails_whatever_its_metric(tmp_path: Path) -> None:
+    a, slow = (
+        str(write_samples(tmp_path / str(index), seed=index, replay_slow_down=0.05 * index))
+        for index in (0, 1)
+    )
+    assert main([a, slow, "--fail-on-slow"]) == 1
+    assert main([a, slow, "--fail-on-slow", "--metric", "step"]) == 0
+    assert main([a, slow, "--fail-on-slow", "--metric", "step", "--metric", "replay"]) == 1
+
+
+def test_a_metric_without_samples_is_refused_by_name(base: Path, tmp_path: Path) -> None:
+    other = write_samples(tmp_path / "b", replay_slow_down=0.0)
+    assert "samples of replay" in refusal(base, other, "--metric", "replay")
+
+
+def test_the_one_figure_a_run_has_of_its_pace_is_judged_by_repeats_only(tmp_path: Path) -> None:
+    pace = Metric.BACK_TO_BACK
+    a, b = (
+        [
+            write_samples(tmp_path / f"{name}{i}", back_to_back_slow_down=slow_down + 0.002 * i)
+            for i in range(3)
+        ]
+        for name, slow_down in (("a", 0.0), ("b", 0.05))
+    )
+    assert metric_verdicts(a[0], b[0], pace)["graph", pace] == {"AMBIGUOUS"}
+    sides = [load_runs(name, ",".join(map(str, runs))) for name, runs in (("A", a), ("B", b))]
+    assert {row.judgement.verdict for row in compare(*sides, metrics=[pace]).rows} == {Verdict.SLOW}
+    assert {row.judgement.verdict for row in compare(sides[0], sides[0], metrics=[pace]).rows} == {
+        Verdict.SAME
+    }
+
+
+def test_the_profile_that_comes_after_the_timing_is_no_setting_of_it(base: Path, tmp_path: Path) -> None:
+    measure = CONFIG["measure"] | {"profile": True}
+    profiled = write_samples(tmp_path / "b", config=CONFIG | {"measure": measure})
+    assert len(load_runs("A", f"{base},{profiled}")) == 2
+
+
+#: One configuration, twice within minutes on one H200 whose host was busy.
+H200 = Path(__file__).parents[3] / "docs/results/h200"
+
+
+@pytest.mark.skipif(
+    not (H200 / "telemetry_again").exists(), reason="its two records are not in this checkout"
+)
+def test_two_real_runs_on_an_h200_are_the_same_by_replay_and_five_percent_are_slow() -> None:
+    a, b = (load_side(name, H200 / folder) for name, folder in (("A", "telemetry"), ("B", "telemetry_again")))
+    judged = compare([a], [b])
+    assert {row.judgement.verdict for row in judged.of(Metric.REPLAY)} == {Verdict.SAME}
+    assert max(row.judgement.blur for row in judged.of(Metric.REPLAY)) < 0.03
+    assert not {row.judgement.verdict for row in judged.rows} & {Verdict.SLOW, Verdict.FAST}
+    slowed = {
+        point: replace(series, samples_ms={name: 1.05 * ms for name, ms in series.samples_ms.items()})
+        for point, series in b.series.items()
+    }
+    planted = compare([a], [replace(b, series=slowed)]).of(Metric.REPLAY)
+    assert {row.judgement.verdict for row in planted} == {Verdict.SLOW}

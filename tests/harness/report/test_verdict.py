@@ -56,6 +56,7 @@ def test_a_large_change_stands_out_of_noise() -> None:
 def test_a_single_sample_proves_nothing() -> None:
     judgement = judged(MedianError(40.0, math.inf, 1))
     assert judgement.verdict is Verdict.AMBIGUOUS
+    assert judgement.reason == "one sample a run"
     assert judgement.blur > 1e6
 
 
