@@ -30,6 +30,9 @@ _LIKE = (
 _LIKE_ON_CPU = ("environment.cpu", "environment.num_cpus", "environment.torch_num_threads")
 #: Settings that say where a job ran, who watched and what came after the timing, not what it measured.
 _NOT_MEASURED = ("output_dir", "tracking", "job", "sweep", "measure.profile")
+#: What of samples.parquet is read.
+_COLUMNS = ["context_len", "batch_size", "padded_batch_size", "mode", "graph_backend", "timing", "step_ms",
+            "replay_ms", "preempted"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def _series(path: Path) -> dict[Point, Series]:
     """Split the samples by point. Of several plans of one mode the first counts: the one in force."""
     table = read_table(path, "samples")
     by_point: dict[Point, list[Mapping[str, Any]]] = {}
-    for row in table.to_pylist():
+    for row in table.select(_COLUMNS).to_pylist():
         point = Point(row["context_len"] or 0, row["batch_size"], row["mode"])
         rows = by_point.setdefault(point, [])
         if not rows or rows[0]["padded_batch_size"] == row["padded_batch_size"]:
