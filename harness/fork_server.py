@@ -9,7 +9,6 @@ id, and how the job ended. It ends, and every job with it, once the process that
 from __future__ import annotations
 
 import atexit
-import ctypes
 import importlib
 import json
 import os
@@ -25,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from harness.parent_death import end_with_parent
+
 #: Imported before the first fork. Not those that start a thread when they are imported (pyarrow, pandas), nor wandb,
 #: whose temporary folder would be that of all jobs.
 _MODULES = (
@@ -36,7 +37,6 @@ _MODULES = (
     "harness.workload_replay", "harness.workload.source", "harness.summary", "harness.tracking_content",
 )  # fmt: skip
 _MESSAGE_BYTES = 1 << 20
-_PR_SET_PDEATHSIG = 1
 #: Signals that end a terminal's or a cluster's processes: the server outlives them, its jobs hear them.
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -61,7 +61,7 @@ class ForkServer:
         for end in (self._wake, self._woken):
             end.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._libc = ctypes.CDLL(None)
+        self._pid = os.getpid()
 
     def serve(self) -> None:
         """Fork jobs until the control socket is closed; then end those that still run."""
@@ -125,7 +125,7 @@ class ForkServer:
             os._exit(code)
 
     def _detach(self) -> None:
-        self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent(self._pid)
         os.setpgid(0, 0)
         atexit._clear()  # what the server would tidy up is not this process's to remove
         signal.set_wakeup_fd(-1)

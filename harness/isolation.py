@@ -2,7 +2,7 @@
 
 The parent imports no torch. The child reads the resolved `config.yaml` of its folder, and everything that it
 prints goes to `job.log`. It is forked by a server that has imported torch (`fork_server`), or where there is none
-to be had it is `python -m harness.isolation JOB_DIR`.
+to be had it is `python -m harness.isolation JOB_DIR PARENT`, which ends with the process of that number.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Protocol
 from harness.exit_codes import exit_code
 from harness.forked_job import NO_CUDA_CODE, ForkedJob, ServerLostError, start_forked
 from harness.memory_guard import MemoryGuard
+from harness.parent_death import end_with_parent
 from harness.record import JobRecord, Status
 from harness.record_reader import read_result
 
@@ -70,7 +71,7 @@ def run_isolated(
     except ServerLostError as error:  # what keeps it from starting, the job itself will meet and say
         with (job_dir / LOG_FILE).open("a", encoding="utf-8") as log:
             log.write(f"started without the fork server: {error}\n")
-        command = [sys.executable, "-m", "harness.isolation", str(job_dir)]
+        command = [sys.executable, "-m", "harness.isolation", str(job_dir), str(os.getpid())]
         return run_child(command, job_dir, timeout_s, variables, max_memory_mib)
 
 
@@ -245,6 +246,8 @@ def log_failure(job_dir: Path) -> None:
 
 def main() -> int:
     """Run the job of the folder named on the command line, in this process."""
+    if len(sys.argv) > 2:
+        end_with_parent(int(sys.argv[2]))
     from harness.experiment import run_job
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the sweep was started with `&`

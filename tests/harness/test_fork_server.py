@@ -150,17 +150,48 @@ def test_the_process_of_a_sweep_imports_no_torch(tmp_path: Path) -> None:
     assert "without the fork server" not in (tmp_path / "job.log").read_text()
 
 
-def test_a_sweep_that_is_killed_leaves_no_job_behind(tmp_path: Path) -> None:
+#: Before a sweep's process runs a job: nothing, or what leaves it without a fork server.
+STARTS = {
+    "forked": "",
+    "by itself": (
+        "from harness import isolation\n"
+        "def refuse(*arguments): raise isolation.ServerLostError('none here')\n"
+        "isolation.start_forked = refuse\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_sweep_that_is_killed_leaves_no_job_behind(tmp_path: Path, start: str) -> None:
     (tmp_path / "script.py").write_text(
         "open(sys.argv[1] + '/pid', 'w').write(str(os.getpid())); time.sleep(600)"
     )
-    script = f"from pathlib import Path; from harness.isolation import run_isolated; run_isolated(Path({str(tmp_path)!r}))"
+    script = (
+        f"{STARTS[start]}from pathlib import Path; from harness.isolation import run_isolated; "
+        f"run_isolated(Path({str(tmp_path)!r}))"
+    )
     sweep = subprocess.Popen([sys.executable, "-c", script], env=environment(), start_new_session=True)
     pid = tmp_path / "pid"
     while not (pid.exists() and pid.read_text()):
         assert sweep.poll() is None
         time.sleep(0.01)
-    os.killpg(sweep.pid, signal.SIGKILL)
+    os.kill(sweep.pid, signal.SIGKILL)
     sweep.wait()
-    while Path(f"/proc/{pid.read_text()}").exists():
+    while runs(int(pid.read_text())):
         time.sleep(0.01)
+
+
+def test_a_job_whose_parent_died_before_it_began_ends_at_once() -> None:
+    script = "import os; from harness.parent_death import end_with_parent; end_with_parent(os.getpid()); print('lives')"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, b"")
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody asked about does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
