@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 import yaml
 
+from runners.capture import CaptureRecord
 from runners.capture_sizes import capture_sizes
 from runners.compile_counts import CompileCounts
 from runners.forward_batch import ForwardBatch
@@ -18,7 +20,7 @@ from runners.model_runner import ModelRunner, RunnerConfig
 from runners.models.loader import LoadedModel, ModelSpec, load_model
 from runners.padding import StepPlan
 from tests.gpu.test_cuda_graphs import held_bytes
-from tests.runners.test_compilation import SIZES, compiled_runner, deep_model
+from tests.runners.test_compilation import compiled_runner, deep_model
 from tests.runners.tiny_runner import Requests
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -28,8 +30,17 @@ MAX_REGIONAL_S = 60.0
 
 @pytest.fixture(scope="module")
 def deep() -> Iterator[LoadedModel]:
-    yield deep_model("cuda")
+    yield deep_model("cuda", num_hidden_layers=3)
     gc.collect()
+
+
+@pytest.fixture
+def few_candidates() -> Iterator[None]:
+    """Autotuning compiles two candidates a product, not twenty, where this torch can be told so."""
+    inductor: Any = torch._inductor.config
+    can_limit = hasattr(inductor.test_configs, "max_mm_configs")
+    with inductor.patch({"test_configs.max_mm_configs": 2} if can_limit else {}):
+        yield
 
 
 def logits(runner: ModelRunner, batch: ForwardBatch, plan: StepPlan | None = None) -> torch.Tensor:
@@ -64,45 +75,44 @@ def check_steps(runner: ModelRunner, mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "scope", "dynamic"),
+    ("mode", "scope", "dynamic", "sizes"),
     [
-        ("default", "model", False),
-        ("default", "layer", True),
-        ("max_autotune", "model", True),
-        ("max_autotune", "layer", False),
+        ("default", "model", False, (2, 4)),
+        ("default", "layer", True, (1, 2, 4)),
+        ("max_autotune", "layer", False, (4,)),
+        pytest.param("max_autotune", "model", True, (1, 2, 4), marks=pytest.mark.long),
     ],
 )
 def test_compiled_kernels_are_captured_in_our_graphs(
-    deep: LoadedModel, mode: str, scope: str, dynamic: bool
+    deep: LoadedModel, few_candidates: None, mode: str, scope: str, dynamic: bool, sizes: tuple[int, ...]
 ) -> None:
     settings = {"compile_mode": mode, "compile_scope": scope, "compile_dynamic": dynamic}
-    with compiled_runner(deep, device="cuda", **settings) as runner:
+    with compiled_runner(deep, device="cuda", capture_sizes=sizes, **settings) as runner:
         check_steps(runner, "graph")
-        assert counts(runner) == CompileCounts(num_graphs=2 if dynamic else 3)
-        assert runner.graph_runner is not None
-        for record in runner.graph_runner.capture_records:
-            assert record.compiled and record.graph_backend == "cuda" and record.num_nodes
-            assert record.compile_s is not None and record.torch_bytes is not None
+        # One graph with dynamic shapes serves all sizes but 1.
+        assert counts(runner) == CompileCounts(num_graphs=2 if dynamic else len(sizes))
+        compiled = capture_records(runner)
+    with compiled_runner(deep, device="cuda", capture_sizes=sizes, compile_mode="none") as runner:
+        eager = capture_records(runner)
+    for record, other in zip(compiled, eager, strict=True):
+        assert record.compiled and record.graph_backend == "cuda" and record.num_nodes and other.num_nodes
+        assert record.compile_s is not None and record.torch_bytes is not None
+        assert record.num_nodes < other.num_nodes
 
 
-def test_compiled_graphs_have_fewer_nodes_than_eager_ones(deep: LoadedModel) -> None:
-    def num_nodes(**settings: Any) -> list[int | None]:
-        with compiled_runner(deep, device="cuda", **settings) as runner:
-            assert runner.graph_runner is not None
-            return [record.num_nodes for record in runner.graph_runner.capture_records]
-
-    for compiled, eager in zip(num_nodes(), num_nodes(compile_mode="none"), strict=True):
-        assert compiled is not None and eager is not None and compiled < eager
+def capture_records(runner: ModelRunner) -> list[CaptureRecord]:
+    assert runner.graph_runner is not None
+    return list(runner.graph_runner.capture_records)
 
 
-@pytest.mark.parametrize("scope", ["model", "layer"])
+@pytest.mark.parametrize("scope", ["layer", pytest.param("model", marks=pytest.mark.long)])
 def test_reduce_overhead_runs_on_graphs_that_inductor_made(deep: LoadedModel, scope: str) -> None:
-    settings = {"compile_mode": "reduce_overhead", "compile_scope": scope}
+    settings = {"compile_mode": "reduce_overhead", "compile_scope": scope, "capture_sizes": (2, 4)}
     with compiled_runner(deep, device="cuda", **settings) as runner:
         assert runner.graph_backend == "inductor"
         check_steps(runner, "compiled")
         # No function was left without a CUDA graph: `num_cudagraph_skips` is 0 as well.
-        assert counts(runner) == CompileCounts(num_graphs=len(SIZES))
+        assert counts(runner) == CompileCounts(num_graphs=2)
         batch = Requests(runner).first(3)
         expected = logits(runner, batch)
         assert runner.graph_runner is not None
@@ -112,8 +122,10 @@ def test_reduce_overhead_runs_on_graphs_that_inductor_made(deep: LoadedModel, sc
 
 @pytest.mark.parametrize("mode", ["default", "reduce_overhead"])
 def test_closing_a_compiled_runner_returns_its_memory(deep: LoadedModel, mode: str) -> None:
+    settings = {"compile_mode": mode, "compile_scope": "layer", "capture_sizes": (4,)}
+
     def run() -> None:
-        with compiled_runner(deep, device="cuda", compile_mode=mode) as runner:
+        with compiled_runner(deep, device="cuda", **settings) as runner:
             runner.forward(Requests(runner).first(3))
 
     run()
@@ -128,6 +140,7 @@ def qwen3_0_6b() -> LoadedModel:
     return load_model(ModelSpec("random", dtype="bfloat16", max_seq_len=512, config=preset["config"]), "cuda")
 
 
+@pytest.mark.long
 def test_regional_dynamic_compile_brings_36_sizes_under_a_minute() -> None:
     sizes = capture_sizes("sglang", 256).sizes
     assert len(sizes) == 36

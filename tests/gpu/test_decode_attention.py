@@ -2,49 +2,71 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from runners.attention.triton_backend import AttentionTile, default_tile
+from runners.models.fused.launch import compile_ahead
 from runners.models.fused.tuning import TABLES, WinnerTable
-from tests.runners.attention_case import Shape, check_tile
+from tests.gpu.selected import parameters_of
+from tests.runners.attention_case import LENGTHS, AttentionCase, Shape, check_tile
 
 SHAPE = Shape(16, 8, 128)
 TILE = AttentionTile(4, 16, 4, 3, heads=2, min_span=32)
 
 
-def _check(shape: Shape, tile: AttentionTile) -> None:
-    outcome = check_tile(shape, tile, torch.cuda.get_device_capability() >= (9, 0))
-    assert not outcome["bad"], outcome
+@dataclass(frozen=True)
+class Case:
+    """A shape by a tile; `both` ways to launch it."""
+
+    shape: Shape
+    tile: AttentionTile
+    both: bool = False
 
 
-@pytest.mark.parametrize("rows", [1, 8, 32, 128])
-@pytest.mark.parametrize("heads", [16, 32])
-def test_the_shipped_tiles(heads: int, rows: int) -> None:
+def _shipped(heads: int, rows: int) -> Case:
     entry = WinnerTable.read(TABLES / "nvidia_h200_sm90.json").attention_entry(heads, 8, 128, rows)
     assert entry is not None
-    _check(replace(SHAPE, heads=heads), AttentionTile(**entry["tile"]))
+    return Case(replace(SHAPE, heads=heads), AttentionTile(**entry["tile"]), both=True)
 
 
-@pytest.mark.parametrize("rows", [1, 16, 256])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_tiles_where_nothing_was_measured(dtype: torch.dtype, rows: int) -> None:
-    _check(replace(SHAPE, dtype=dtype), default_tile(rows, 8, SHAPE.head_dim * dtype.itemsize))
+def _unmeasured(shape: Shape, rows: int) -> Case:
+    row_bytes = shape.head_dim * shape.dtype.itemsize
+    return Case(shape, default_tile(rows, shape.kv_heads, row_bytes))
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        Shape(9, 3, 64, page_size=1),
-        Shape(14, 2, 64, page_size=32, has_norm=False),
-        Shape(16, 8, 128, window=100, soft_cap=20.0),
-        Shape(16, 8, 128, page_size=32, window=37, fused=False),
-        Shape(8, 4, 256),
-    ],
-    ids=str,
-)
-def test_every_option_of_a_model_and_its_cache(shape: Shape) -> None:
-    _check(shape, TILE)
-    _check(shape, default_tile(1, shape.kv_heads, 2 * shape.head_dim))
+CASES = [
+    *(_shipped(heads, rows) for heads, rows in ((16, 1), (16, 8), (16, 32), (16, 128), (32, 1), (32, 128))),
+    *(_unmeasured(SHAPE, rows) for rows in (1, 16, 256)),
+    *(_unmeasured(replace(SHAPE, dtype=dtype), 16) for dtype in (torch.float16, torch.float32)),
+    Case(Shape(9, 3, 64, page_size=1), TILE),
+    Case(Shape(14, 2, 64, page_size=32, has_norm=False), TILE),
+    Case(Shape(16, 8, 128, window=100, soft_cap=20.0), TILE),
+    Case(Shape(16, 8, 128, page_size=32, window=37, fused=False), TILE),
+    Case(Shape(8, 4, 256), TILE),
+    _unmeasured(Shape(9, 3, 64, page_size=1), 1),
+    _unmeasured(Shape(8, 4, 256), 1),
+]
+
+
+def _is_modern() -> bool:
+    return torch.cuda.get_device_capability() >= (9, 0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_side_by_side(request: pytest.FixtureRequest) -> None:
+    """The kernels of all cases that will run: one after the other they take minutes."""
+    with compile_ahead():
+        for parameters in parameters_of(request):
+            case: Case = parameters["case"]
+            attention = AttentionCase(case.shape, LENGTHS)
+            for pdl in (True, False) if case.both and _is_modern() else (True,):
+                attention.run(case.tile, pdl)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attention_by_each_tile_is_that_of_float32(case: Case) -> None:
+    outcome = check_tile(case.shape, case.tile, case.both and _is_modern())
+    assert not outcome["bad"], outcome
