@@ -13,7 +13,6 @@ there already is kept and counted in the table.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import multiprocessing
 import os
@@ -25,89 +24,16 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from gpu_jobs import JOBS, ON_REQUEST
+from gpu_summary import read_json, summarise, today, write_json
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-#: The sizes of the tables: SGLang's capture list to 256, 512 tokens of context, few samples of slow steps.
-TABLE = (
-    *(
-        "capture=sglang",
-        "runner.max_batch_size=256",
-        "model.max_seq_len=1024",
-        "runner.prefill_chunk_tokens=4096",
-    ),
-    *("measure.context_lens=[512]", "measure.batch_sizes=[1,8,32,128,256]", "measure.prefill_tokens=[512]"),
-    *("measure.timeout_s=0.8", "parity.batch_sizes=[1,7,32,100,256]", "workload=none", "tracking=disabled"),
-)
-#: A trace of long requests, over a pool that holds a part of them at full length.
-TRACE = (
-    *(
-        "capture=sglang",
-        "runner.max_batch_size=256",
-        "model.max_seq_len=4096",
-        "runner.prefill_chunk_tokens=2048",
-    ),
-    *(
-        "attention.num_pages=24576",
-        "attention.overcommit=true",
-        "measure=none",
-        "parity.batch_sizes=[1,7,64]",
-    ),
-    *("workload=trace", "workload.max_requests=500", "workload.rate_scale=10", "tracking=disabled"),
-)
-#: Costs for the planner: the sizes of every engine's list and some between, contexts up to long ones, uneven
-#: batches, the scheduler's loop, and traffic to check the simulator against. One step is in flight, as simulated.
-PLANNER_SIZES = [*range(1, 9), 10, 12, 14, 16, 20, 24, 28, *range(32, 257, 8)]
-PLANNER = (
-    *("model.implementation=fused", "compile=none", "capture=explicit", f"capture.sizes={PLANNER_SIZES}"),
-    *("runner.max_batch_size=256", "model.max_seq_len=16384", "runner.prefill_chunk_tokens=2048"),
-    *("attention.num_pages=36000", "attention.overcommit=true", "parity.batch_sizes=[1,7,32,100,256]"),
-    *("measure=planning", f"measure.batch_sizes={PLANNER_SIZES}", "measure.eager_batch_sizes=[1,8,64]"),
-    *("measure.longest_lens=[2048,16384]", "measure.prefill_tokens=[16,128,512,1024,2048]"),
-    "measure.loop_batch_sizes=[1,8,32,64,128,256]",
-    *("workload=trace", "workload.max_requests=500", "workload.rate_scale=10", "tracking=disabled"),
-)
-#: The same path in small, for a machine without a GPU: what it measures is emulated, and no source of costs.
-PLANNER_TINY = (
-    *("capture=explicit", "capture.sizes=[1,2,4,8,16]", "runner.max_batch_size=16", "model.max_seq_len=512"),
-    *("runner.prefill_chunk_tokens=64", "parity.batch_sizes=[1,7,16]", "measure=planning"),
-    *("measure.context_lens=[16,64,256]", "measure.longest_lens=[64,256]", "measure.prefill_tokens=[16,64]"),
-    *("measure.eager_batch_sizes=[1,8]", "measure.loop_batch_sizes=[1,8,16]", "measure.timeout_s=0.1"),
-    *("workload=trace", "workload.max_requests=20", "workload.rate_scale=10", "tracking=disabled"),
-)
-LAYER = ("compile=default", "compile.scope=layer", "compile.dynamic=true")
-#: The fused layers with two steps in flight: `step_ms` is then the pace.
-FUSED = ("model.implementation=fused", "runner.overlap=true")
-#: What docs/measuring.md explains: a short sweep in three rounds, with all that the card tells.
-TELEMETRY = (
-    *("model=qwen3_0_6b", "compile=none", *TABLE),
-    *("measure.batch_sizes=[1,8,32,128]", "measure.rounds=3", "measure.timeout_s=1.2"),
-)
-#: Stage → overrides of its job.
-JOBS: dict[str, tuple[str, ...]] = {
-    "tiny": ("model=tiny", "measure=quick", "workload.max_requests=4", "tracking=disabled"),
-    "qwen3_0_6b": ("model=qwen3_0_6b", "compile=none", *TABLE),
-    "qwen3_0_6b_compiled": ("model=qwen3_0_6b", *LAYER, *TABLE),
-    "qwen3_8b": ("model=qwen3_8b", "compile=none", *TABLE),
-    "qwen3_8b_compiled": ("model=qwen3_8b", *LAYER, *TABLE),
-    "qwen3_0_6b_fused": ("model=qwen3_0_6b", "compile=none", *FUSED, *TABLE),
-    "qwen3_8b_fused": ("model=qwen3_8b", "compile=none", *FUSED, *TABLE),
-    "qwen3_0_6b_trace": ("model=qwen3_0_6b", *TRACE),
-    "qwen3_8b_trace": ("model=qwen3_8b", *TRACE),
-    "telemetry": (*TELEMETRY, "measure.profile=true"),
-    "telemetry_again": TELEMETRY,
-    "telemetry_flushed": (*TELEMETRY, "measure.flush_cache=true"),
-    "planner_h200": ("model=qwen3_0_6b", *PLANNER, "measure.context_lens=[16,512,2048,8192,16384]"),
-    "planner_h200_8b": ("model=qwen3_8b", *PLANNER, "measure.context_lens=[16,512,2048,8192]"),
-    "planner_tiny": ("model=tiny", *PLANNER_TINY),
-}
-#: Run only if asked for by name: a first look at whether the script works, and a job that takes long.
-ON_REQUEST = ("tiny", "planner_h200_8b", "planner_tiny")
 KEPT_FILES = (
     "result.json",
     "capture.csv",
@@ -157,7 +83,7 @@ def main() -> int:
         started = time.monotonic()
         outcomes[stage] = run_stage(stage, options, deadline)
         print(f"[{time.monotonic() - started:6.1f} s] {stage}: {outcomes[stage]}", flush=True)
-    summarise(options.out, outcomes)
+    summarise(options.out, outcomes, JOBS)
     return 0 if all(outcome.startswith(("ok", "skipped")) for outcome in outcomes.values()) else 1
 
 
@@ -367,85 +293,6 @@ def job_outcome(folder: Path) -> str:
     if result["status"] == "invalid_config":
         return f"skipped: {message[:300]}"
     return f"{result['status']}{': ' if message else ''}{message[:300]}"
-
-
-# --- summary -----------------------------------------------------------------------------------
-
-
-def summarise(out: Path, outcomes: dict[str, str]) -> None:
-    """Write summary.json and print its tables, over every job that OUT holds."""
-    jobs = {name: job_summary(out / name) for name in JOBS if (out / name / "result.json").exists()}
-    before = (read_json(out / "summary.json") or {}).get("outcomes", {})
-    write_json(out / "summary.json", {"date": today(), "outcomes": {**before, **outcomes}, "jobs": jobs})
-    print(
-        f"\n{'job':22}{'batch':>6}{'mode':>9}{'host us':>9}{'replay':>8}{'step':>8}{'in a row':>9}{'floor':>7}  ms"
-    )
-    for name, job in jobs.items():
-        for row in job["sizes"]:
-            figures = [f"{number(row[column]):>{width}}" for column, width in COLUMNS]
-            print(f"{name:22}{row['batch_size']:>6}{row['mode']:>9}{''.join(figures)}")
-    for name, job in jobs.items():
-        print(f"{name:22}{job['line']}")
-
-
-COLUMNS = (
-    *(("host_prepare_us_p50", 9), ("replay_ms_p50", 8), ("step_ms_p50", 8)),
-    *(("back_to_back_ms", 9), ("roofline_ms", 7)),
-)
-
-
-def job_summary(folder: Path) -> dict[str, Any]:
-    """Return the figures of a job that the tables show."""
-    result = read_json(folder / "result.json") or {}
-    captures = read_csv(folder / "capture.csv")
-    memory = {
-        name: sum(int(row[name] or 0) for row in captures)
-        for name in (captures[0] if captures else {})
-        if name.endswith("_bytes")
-    }
-    capture, attention = result.get("capture") or {}, result.get("attention") or {}
-    parity, serve = result.get("parity") or {}, read_json(folder / "bench_serve.json") or {}
-    mib = ", ".join(f"{name.removesuffix('_bytes')} {value / 2**20:.0f}" for name, value in memory.items())
-    served = f"; {serve['completed']} requests, TPOT p50 {serve['median_tpot_ms']:.2f} ms" if serve else ""
-    overhead = (result.get("size_sweep") or {}).get("overhead")
-    measuring = f"; measuring took {overhead['measuring_share']:.2%} of the sweep" if overhead else ""
-    return {
-        "status": result.get("status"),
-        "attention": attention,
-        "capture_s": capture.get("seconds"),
-        "capture_bytes": memory,
-        "parity": {
-            name: parity.get(name) for name in ("verified", "num_cases", "num_bitwise", "max_abs_error")
-        },
-        "warnings": result.get("warnings"),
-        "overhead": overhead,
-        "sizes": read_csv(folder / "sizes.csv"),
-        "line": f"{result.get('status')}: {attention.get('backend')}, {len(captures)} graphs in "
-        f"{number(capture.get('seconds'))} s, MiB: {mib}; parity {parity.get('verified')}{served}{measuring}",
-    }
-
-
-def number(value: Any) -> str:
-    return "-" if value in (None, "") else f"{float(value):.2f}"
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="") as lines:
-        return list(csv.DictReader(lines))
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def today() -> str:
-    return datetime.now(UTC).date().isoformat()
 
 
 if __name__ == "__main__":
