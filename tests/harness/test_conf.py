@@ -76,7 +76,7 @@ def test_every_engine_list_is_a_choice_and_the_other_way_round() -> None:
 
 @pytest.mark.parametrize("name", group_choices("experiment"))
 def test_every_experiment_composes_and_runs(name: str) -> None:
-    composed(f"experiment={name}")
+    composed(f"experiment={name}", *(["device=cpu"] if name.startswith("gpu_") else []))
 
 
 @pytest.mark.parametrize(
