@@ -17,8 +17,9 @@ JOB = (
 
 
 def test_forked_jobs_use_cuda_and_a_fault_ends_one_of_them(tmp_path: Path) -> None:
+    folders = [str(ROOT / "tests" / "faults"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {
-        "PYTHONPATH": f"{ROOT / 'tests' / 'faults'}{os.pathsep}{ROOT}",
+        "PYTHONPATH": os.pathsep.join(folders),
         "HARNESS_TEST_FAULTS": json.dumps({"1": "cuda", "3": "kill"}),
     }
     ran = subprocess.run(

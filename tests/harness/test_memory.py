@@ -114,14 +114,18 @@ def recorded(job: str) -> tuple[LoadedModel, RunnerConfig, int]:
         compile_scope="layer",
     )
     classes = ("pool_bytes", "torch_bytes", "device_bytes")
-    return loaded, runner, sum(int(row[name]) for row in rows for name in classes)
+    measured = sum(int(row[name]) for row in rows for name in classes)
+    logits = 256 * model["vocab_size"] * torch.bfloat16.itemsize
+    if int(rows[0]["torch_bytes"]) < logits:  # they lie in the block that the eager step left
+        measured += logits
+    return loaded, runner, measured
 
 
 @pytest.mark.parametrize(
     "job", ["qwen3_0_6b", "qwen3_0_6b_compiled", "qwen3_0_6b_fused", "qwen3_8b", "qwen3_8b_fused"]
 )
 def test_the_estimate_is_near_what_an_h200_measured(job: str) -> None:
-    """The first records hold the logits of fused and compiled layers twice; later ones do not."""
+    """Of an earlier version is qwen3_8b: its captures had a cuBLAS workspace of their own."""
     loaded, runner, measured = recorded(job)
     assert 0.8 * measured <= estimate_graph_bytes(loaded, runner) <= 1.6 * measured
 
