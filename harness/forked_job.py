@@ -131,6 +131,8 @@ def start_forked(job_dir: Path, environment: Mapping[str, str]) -> ForkedJob:
     with _lock:
         if _server is not None and not (_server.is_alive() and _server.environment == _lasting(environment)):
             _server = None  # jobs of other threads may still run below it
-        if _server is None:
-            _server = ServerHandle(environment)
+        if _server is not None:
+            with suppress(ServerLostError):  # it is about to end, and does not look it yet
+                return _server.start(job_dir, environment)
+        _server = ServerHandle(environment)
         return _server.start(job_dir, environment)

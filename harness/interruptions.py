@@ -16,6 +16,8 @@ from typing import Any, Self
 
 #: A second signal within this time of the first is ignored.
 _WIND_DOWN_S = 5.0
+#: The time limit raises again after this time: a destructor or a weak reference's callback may swallow it.
+_AGAIN_S = 10.0
 
 
 class JobTimeoutError(BaseException):
@@ -68,7 +70,7 @@ class Interruptions:
         self._timeout_s, self._raised_s = timeout_s, -math.inf
         try:
             self._is_raising = True
-            signal.setitimer(signal.ITIMER_REAL, timeout_s or 0.0)
+            signal.setitimer(signal.ITIMER_REAL, timeout_s or 0.0, _AGAIN_S)
             yield
         finally:
             self._is_raising = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable
@@ -81,6 +82,15 @@ def test_the_time_limit_raises_with_the_remedy() -> None:
         pytest.raises(JobTimeoutError, match=r"job\.timeout_s=0\.01.*raise it"),
         interruptions.raised(0.01),
     ):
+        signal.pause()
+
+
+def test_a_time_limit_that_was_swallowed_raises_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.interruptions._AGAIN_S", 0.01)
+    monkeypatch.setattr("harness.interruptions._WIND_DOWN_S", 0.0)
+    with Interruptions() as interruptions, pytest.raises(JobTimeoutError), interruptions.raised(0.01):
+        with contextlib.suppress(JobTimeoutError):  # as a destructor does
+            signal.pause()
         signal.pause()
 
 

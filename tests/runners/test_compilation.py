@@ -215,8 +215,15 @@ def test_inductor_makes_no_graphs_of_its_own_inside_ours() -> None:
 
 
 @pytest.mark.usefixtures("traced_only")
-@pytest.mark.parametrize("scope", ["model", "layer"])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("dynamic", "scope"),
+    [
+        (True, "model"),
+        (True, "layer"),
+        (False, "layer"),
+        pytest.param(False, "model", marks=pytest.mark.long),
+    ],
+)
 def test_dynamic_shapes_compile_once_for_all_sizes_but_one(scope: str, dynamic: bool) -> None:
     # The largest size is also the offset of the positions in the packed inputs: one must not stand for the other.
     loaded = tiny_model() if dynamic and scope == "model" else twelve_layers()
