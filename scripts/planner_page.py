@@ -110,16 +110,26 @@ def plan_table(plans: dict[str, dict[str, Any]]) -> str:
 
 
 def halves(plans: dict[str, dict[str, Any]]) -> str:
-    """Say for each trace whether at most half of an engine's graphs are as fast as all of them."""
+    """Say for each trace which engines' lists are matched with at most half of their graphs."""
     lines = [
-        "With at most half of an engine's graphs, the planned list against that engine's whole list:",
+        "The best list of at most half of an engine's graphs against that engine's whole list (the interval of the gain "
+        "lies above zero, includes it, or lies below):",
         "",
+        "| trace | faster | not told apart | slower |",
+        "|---|---|---|---|",
     ]
     for trace, content in plans.items():
-        worst = min(content["halves"], key=lambda row: row["gain"])
-        gains = f"gains of {gain_text(worst)} at least ({worst['engine']})"
-        lines.append(f"- {trace}: {gains}, over {len(content['halves'])} lists.")
+        told: dict[str, list[str]] = {"faster": [], "even": [], "slower": []}
+        for row in content["halves"]:
+            told[sign(row)].append(f"{row['engine']} ({row['num_graphs']}: {gain_text(row)})")
+        lines.append(f"| {trace} | {' | '.join('; '.join(rows) or '-' for rows in told.values())} |")
     return "\n".join(lines)
+
+
+def sign(row: dict[str, Any]) -> str:
+    """Say where the interval of a gain lies; without one (too few windows) nothing is told apart."""
+    low, high = row["interval"] or (0.0, 0.0)
+    return "faster" if low > 0 else "slower" if high < 0 else "even"
 
 
 def warnings(plans: dict[str, dict[str, Any]]) -> str:

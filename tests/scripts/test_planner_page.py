@@ -20,8 +20,10 @@ PLAN = {
         *(judged(name, 12, 5.0) for name in ("vllm", "sglang", "tensorrt_llm", "lmdeploy")),
     ],
     "halves": [
-        {"engine": "vllm", "gain": 0.04, "interval": [0.01, 0.07]},
-        {"engine": "tgi", "gain": 0.02, "interval": None},
+        {"engine": "vllm", "num_graphs": 6, "gain": 0.04, "interval": [0.01, 0.07]},
+        {"engine": "sglang", "num_graphs": 5, "gain": 0.04, "interval": [-0.01, 0.07]},
+        {"engine": "tgi", "num_graphs": 2, "gain": -0.02, "interval": [-0.03, -0.01]},
+        {"engine": "lmdeploy", "num_graphs": 2, "gain": 0.02, "interval": None},
     ],
     "warnings": ["3% of the steps"],
 }
@@ -34,8 +36,16 @@ def test_a_plan_becomes_a_row_beside_the_engines_lists() -> None:
     )
 
 
-def test_the_worst_half_list_and_the_warnings_are_named() -> None:
-    assert "+2.00% at least (tgi), over 2 lists" in planner_page.halves({"a trace": PLAN})
+def test_half_lists_are_told_by_where_their_interval_lies() -> None:
+    *_, row = planner_page.halves({"a trace": PLAN}).splitlines()
+    _, trace, faster, even, slower, _ = (cell.strip() for cell in row.split("|"))
+    assert trace == "a trace"
+    assert faster == "vllm (6: +4.00% [+1.00%, +7.00%])"
+    assert even == "sglang (5: +4.00% [-1.00%, +7.00%]); lmdeploy (2: +2.00%)"
+    assert slower == "tgi (2: -2.00% [-3.00%, -1.00%])"
+
+
+def test_the_warnings_are_named() -> None:
     assert "- a trace: 3% of the steps." in planner_page.warnings({"a trace": PLAN})
 
 
