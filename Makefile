@@ -35,10 +35,10 @@ run: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m harness.fetch || echo "the tests of real weights will be skipped"
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist loadfile -m long $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 smollm2: $(STAMP)
 	$(BIN)/python -m harness.fetch smollm2_135m

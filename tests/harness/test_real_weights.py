@@ -124,15 +124,21 @@ def decoded_by_fused_layers(expected: object, prompts: list[list[int]]) -> Decod
     return _decode(load_model(spec, "cpu"), "nearest", CASES["nearest"], prompts)
 
 
+#: Each takes a quarter of a minute: make test-long runs the others.
+STRATEGIES = [
+    pytest.param(name, marks=[] if name in ("exact", "split") else [pytest.mark.long]) for name in CASES
+]
+
+
 # First, while the reference is being made.
-@pytest.mark.parametrize("strategy", CASES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_step_of_a_strategy_runs_on_its_graphs(strategy: str, decode: Callable[[str], Decoded]) -> None:
     decoded, runs = decode(strategy), CASES[strategy].runs
     assert decoded.num_steps == {runs.mode: NUM_TOKENS - 1}
     assert decoded.sizes == runs.sizes
 
 
-@pytest.mark.parametrize("strategy", CASES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_one_paged_batch_gives_the_tokens_of_transformers_one_by_one(
     strategy: str, decode: Callable[[str], Decoded], expected: Future[list[list[int]]]
 ) -> None:
