@@ -32,12 +32,13 @@ MIB = 1024**2
 LOG_MIB = 1024
 
 
-def timed(what: str, work: Callable[[], object]) -> None:
+def timed(what: str, work: Callable[[], object], limit_s: float) -> None:
     wall, cpu = time.perf_counter(), time.process_time()
     result = work()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"\n{what}: {wall:.2f} s wall, {cpu:.2f} s CPU, peak {peak_mib:.0f} MiB; {result}")
+    assert cpu < limit_s
 
 
 def made_times(max_batch_size: int, chunk: int, max_seq_len: int) -> StepTimes:
@@ -82,7 +83,7 @@ def test_ten_million_requests(rate: float) -> None:
         result = simulate(times, limits, requests(10_000_000, rate))
         return f"{result.num_steps:,} steps, mean batch {result.mean_batch_size:.1f}"
 
-    timed(f"10 million requests at {rate}/s", run)
+    timed(f"10 million requests at {rate}/s", run, limit_s=60)
 
 
 def problem(kind: str) -> CaptureProblem:
@@ -125,7 +126,7 @@ def test_512_sizes(kind: str, budget: Budget) -> None:
         choice = optimise(case, budget)
         return f"{choice.num_graphs} graphs, {choice.step_ms:.4f} ms, gap {choice.gap:.2%}"
 
-    timed(f"512 sizes, {kind}, {budget}", run)
+    timed(f"512 sizes, {kind}, {budget}", run, limit_s=1)
 
 
 def vllm_table() -> str:
@@ -180,6 +181,6 @@ def test_a_gigabyte_of_log(format_name: str, made: Callable[[], str], tmp_path: 
         return f"{path.stat().st_size / MIB:.0f} MiB, {logged.num_used:,} lines used"
 
     try:
-        timed(f"{format_name}, {made.__name__}", run)
+        timed(f"{format_name}, {made.__name__}", run, limit_s=60)
     finally:
         path.unlink()
