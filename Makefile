@@ -9,6 +9,8 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= dev,gguf,sweep
 ARGS ?=
+# Tests wait for processes and sockets as often as they compute.
+WORKERS ?= 4
 
 comma := ,
 BIN := $(VENV)/bin
@@ -35,10 +37,10 @@ run: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m harness.fetch || echo "the tests of real weights will be skipped"
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m long $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 smollm2: $(STAMP)
 	$(BIN)/python -m harness.fetch smollm2_135m

@@ -111,7 +111,8 @@ def test_a_kill_at_any_write_of_a_job_leaves_every_finished_row_readable(tmp_pat
     for number, end in zip(writes, ends, strict=True):
         folder = tmp_path / f"job{number}"
         frames = {name: read_stream(folder, name) for name in STREAMS}
-        num_rows.append(sum(len(frame) for frame in frames.values()))
+        # How many samples a point takes depends on their noise, so they are counted in no order.
+        num_rows.append(sum(len(frame) for name, frame in frames.items() if name != "samples"))
         if end == signal.SIGKILL:
             assert read_result(folder)["status"] in ("running", "ok")
         for name, frame in frames.items():
