@@ -251,13 +251,25 @@ def point_task(cfg: DictConfig, hydra: Any) -> PointTask:
         number=int(hydra.job.num) if is_point else 0,
         overrides=" ".join(text for text in _task_overrides(hydra) if not text.startswith("sweep.")),
         configuration=configuration,
-        stops_on_failure=bool(cfg.sweep.stop_on_first_failure),
+        stops_on_failure=bool(_value(cfg, "sweep", "stop_on_first_failure", False)),
     )
+
+
+def _value(cfg: DictConfig, section: str, key: str, otherwise: Any) -> Any:
+    """Return `section.key`; `otherwise` where it cannot be read, which the configuration's check says."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    given = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False)).get(section)
+    try:
+        return cfg[section].get(key, otherwise) if isinstance(given, dict) else otherwise
+    except OmegaConfBaseException:
+        return otherwise
 
 
 def returned(cfg: DictConfig, row: Row | None) -> Any:
     """Return what the sweeper is to hear of a point; `row` is None for one that was cancelled."""
-    names = list(cfg.job.objective)
+    names = list(_value(cfg, "job", "objective", None) or ())
     if names:
         return objective_value(None if row is None else Path(row["job_dir"]), names)
     return str(Status.INTERRUPTED if row is None else row["status"])
@@ -265,11 +277,9 @@ def returned(cfg: DictConfig, row: Row | None) -> Any:
 
 def _run_here(cfg: DictConfig, job_dir: Path) -> Status:
     """Run a single job in this process; ConfigError before any weight is loaded."""
-    from omegaconf import OmegaConf
-
-    given = cast(dict[str, Any], OmegaConf.to_container(cfg.sweep, resolve=False))
-    if given["id"] is not None or given["resume"] is True:
-        raise ConfigError("sweep.id", given["id"], "names a sweep, and sweep.resume goes on with one: add -m")
+    name = _value(cfg, "sweep", "id", None)
+    if name is not None or _value(cfg, "sweep", "resume", False) is True:
+        raise ConfigError("sweep.id", name, "names a sweep, and sweep.resume goes on with one: add -m")
     if (job_dir / RESULT_FILE).exists():
         raise used_folder(job_dir)
     try:
