@@ -132,9 +132,11 @@ class ModelExecutor:
     def _decode_batch(self, step: ScheduledStep) -> ForwardBatch:
         sequences, rows = self._sequences_and_rows(step.request_ids)
         ends = np.array(step.ends, dtype=np.int32)
-        # Only a token that opens a page needs one; the scheduler has counted it.
-        for index in np.flatnonzero((ends - 1) % self._runner.config.page_size == 0).tolist():
-            self._extend(int(rows[index]), int(ends[index]))
+        if not self._runner.kv.open_pages(rows, ends):
+            raise OutOfPagesError(
+                f"a decode step of {len(rows)} requests got no pages for its tokens: the scheduler counted on some "
+                "that the pool does not have"
+            )
         token_ids, source = self._last_tokens(step, sequences)
         batch = decode_batch(self._runner.kv, rows, ends, token_ids)
         batch.token_source = None if source is None else torch.from_numpy(source)

@@ -47,7 +47,10 @@ class DecodeSteps:
             return self._run_eager(batch, plan, started)
         static = self.static_tensors()
         self._addresses.check(static, self.named_static_tensors)
-        self._runner.kv.flush()
+        if plan.mode != "compiled" and self._runner.looks_up_past_only:
+            self._runner.kv.flush_urgent()
+        else:
+            self._runner.kv.flush()
         run = {"graph": self._run_graph, "split": self._run_split, "compiled": self._run_compiled}
         prepared = run[plan.mode](batch, plan, started)
         self._addresses.confirm(static, self.named_static_tensors)

@@ -56,6 +56,8 @@ class ModelRunner:
         token_ids: `[max_batch_size]` int64, the ids that the last step sampled, request by request: what
             `ForwardBatch.token_source` of the next one refers to.
         sampler: chooses them. Its `reset` begins the sequence of random numbers again.
+        looks_up_past_only: whether a replay reads the page table for past tokens alone, so that the pages that
+            its own tokens open may reach the device after it.
         tuning: which recipes the fused layers use and why; None for other implementations.
     """
 
@@ -84,6 +86,7 @@ class ModelRunner:
         self.kv = self._build_kv()
         try:
             bind_kv(loaded, self.kv)
+            is_fused = loaded.implementation == "fused"
             self.attn_backend = create_attention_backend(
                 config.attention_backend,
                 loaded.groups,
@@ -95,12 +98,13 @@ class ModelRunner:
                     self.dtype,
                     config.use_tensor_cores,
                     config.prefill_kernel,
-                    fused=loaded.implementation == "fused",
+                    fused=is_fused,
                 ),
             )
+            self.looks_up_past_only = is_fused and self.attn_backend.looks_up_past_only
             fill = self.attn_backend.get_cuda_graph_seq_len_fill_value()
             self._eager_inputs = InputBuffers(config.max_batch_size, fill, self.device)
-            if loaded.implementation == "fused":
+            if is_fused:
                 self._tune(self.model, config)
             if config.kind == "cuda_graph":
                 self.graph_runner = CudaGraphRunner(self)

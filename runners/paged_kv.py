@@ -23,6 +23,7 @@ from runners.request_table import PADDING_ROW, RequestTable
 __all__ = ["NULL_PAGE", "PADDING_ROW", "PagePool", "PagedKV", "RequestTable"]
 
 IntArray = npt.NDArray[np.int64]
+Int32Array = npt.NDArray[np.int32]
 
 
 class PagedKV:
@@ -143,6 +144,35 @@ class PagedKV:
         self.table.lengths[row] = max(new_len, self.table.lengths[row])
         return True
 
+    def open_pages(self, rows: Int32Array, seq_lens: Int32Array) -> bool:
+        """Give a page to each request whose token at `seq_len - 1` is the first of one.
+
+        Both are `[batch_size]`, of the decode step that comes next; the requests hold pages for all their
+        earlier tokens. False, and nothing changed, if too few pages are free.
+        """
+        positions = seq_lens - 1
+        opening = np.flatnonzero(positions % self.page_size == 0)
+        if not len(opening):
+            return True
+        rows, columns = rows[opening], positions[opening] // self.page_size
+        held = self.table.num_pages[rows]
+        is_missing = held <= columns
+        if not is_missing.all():
+            rows, columns, held = rows[is_missing], columns[is_missing], held[is_missing]
+        self._check_opening(rows, columns, held)
+        pages = self.pool.allocate(len(rows))
+        if pages is None:
+            return False
+        self._clean(pages)
+        self.table.open(rows, columns, pages)
+        return True
+
+    def _check_opening(self, rows: Int32Array, columns: Int32Array, held: IntArray) -> None:
+        for row in rows[columns >= self.page_table_cpu.shape[1]].tolist():
+            raise RunnerError(f"row {row} asks for more tokens than max_seq_len={self.max_seq_len}.")
+        for row in rows[held < columns].tolist():
+            raise RunnerError(f"row {row} has no pages for its earlier tokens: call extend first.")
+
     def release(self, row: int) -> None:
         """Give back the row and all its pages; the row's columns point at the null page again."""
         self.pool.release(self.table.remove(row))
@@ -181,8 +211,12 @@ class PagedKV:
         """Bring the device's page table up to date. Call it before planning a step."""
         self.table.flush()
 
+    def flush_urgent(self) -> None:
+        """`flush`, but leave the pages of `open_pages` to `settle`: for a step that does not look them up."""
+        self.table.flush_urgent()
+
     def settle(self) -> None:
-        """Note, after a launch, which host buffers its copies read. A later `flush` does it otherwise."""
+        """Flush what is left, after a launch, and note which host buffers are read. A later `flush` does it too."""
         self.table.settle()
 
     # --- poison and checks ---------------------------------------------------------------------

@@ -40,6 +40,8 @@ class RequestTable:
         self._is_live = np.zeros(shape[0], dtype=np.bool_)
         #: Flat index of each entry that the device does not know yet → its page.
         self._changes: dict[int, int] = {}
+        #: Whether the next step may read one of them, and whether some are pages that `open` gave out.
+        self._is_urgent = self._has_opened = False
         self._width = max_pages_per_request
         self._flat_table = self.page_table.view(-1)
         self._few = _EntryUploads(device, _FEW_ENTRIES)
@@ -64,6 +66,17 @@ class RequestTable:
         self.page_table_cpu[row, start : start + len(pages)] = pages
         self.num_pages[row] += len(pages)
         self._changes.update(enumerate(pages, row * self._width + start))
+        self._is_urgent = True
+
+    def open(self, rows: npt.NDArray[np.int32], columns: npt.NDArray[np.int32], pages: Sequence[int]) -> None:
+        """Append one page to each of some different rows, at the columns given, for a token of the next step."""
+        # Those of another step that never came: the next one reads them.
+        self._is_urgent |= self._has_opened
+        self._has_opened = True
+        self.page_table_cpu[rows, columns] = pages
+        self.num_pages[rows] += 1
+        entries = rows.astype(np.int64) * self._width + columns
+        self._changes.update(zip(entries.tolist(), pages, strict=True))
 
     def remove(self, row: int) -> list[int]:
         """Clear the row and return the pages it held."""
@@ -87,6 +100,7 @@ class RequestTable:
 
     def flush(self) -> None:
         """Copy the entries that changed to the device, packed, queued on the current stream."""
+        self._is_urgent = self._has_opened = False
         if not self._changes:
             return
         count = len(self._changes)
@@ -98,8 +112,20 @@ class RequestTable:
             end = start + uploads.num_entries
             self._flat_table.index_copy_(0, *uploads.upload(indices[start:end], pages[start:end]))
 
+    def flush_urgent(self) -> None:
+        """`flush`, unless what changed is only what `open` gave out for this step, and rows that have gone.
+
+        The step must not look at the entries of the pages that its own tokens open. They are flushed by
+        `settle` after its launch; if that does not happen, ahead of whatever step comes next.
+        """
+        if self._is_urgent:
+            self.flush()
+        elif self._changes:
+            self._is_urgent = True
+
     def settle(self) -> None:
-        """Note, after a launch, which host buffers its copies read."""
+        """Flush, after a launch, what is left, and note which host buffers the copies read."""
+        self.flush()
         self._few.fences.settle()
         self._many.fences.settle()
 

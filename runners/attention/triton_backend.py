@@ -87,6 +87,8 @@ class TritonAttentionBackend(AttentionBackend):
 
     name = "triton"
     masks_tail = True
+    # The key and value of the new token come from registers (`past` in both kernels).
+    looks_up_past_only = True
 
     def __init__(
         self,

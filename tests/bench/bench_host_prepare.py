@@ -100,8 +100,7 @@ class Requests:
         lens = self.lens[:count]
         lens += 1
         lens[lens >= MAX_SEQ_LEN] = 300
-        for index in np.flatnonzero((lens - 1) % self.kv.page_size == 0).tolist():
-            assert self.kv.extend(int(self.rows[index]), int(lens[index]))
+        assert self.kv.open_pages(self.rows[:count], lens)
         ids = np.zeros(count, dtype=np.int64)
         batch = decode_batch(self.kv, self.rows[:count], lens.copy(), ids)
         batch.token_source = torch.arange(count, dtype=torch.int32) if self.is_fed else None

@@ -222,6 +222,17 @@ def test_overlap_changes_no_token(loaded: LoadedModel) -> None:
         assert serve(runner, max_in_flight=2, is_late=True) == one
 
 
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_a_page_that_reaches_the_device_after_its_step_changes_no_token(
+    loaded: LoadedModel, max_in_flight: int
+) -> None:
+    with ModelRunner(loaded, RunnerConfig("cuda", 4, MAX_SEQ_LEN, (4,), num_pages=9)) as runner:
+        assert runner.looks_up_past_only
+        late = serve(runner, max_in_flight)
+        runner.looks_up_past_only = False
+        assert serve(runner, max_in_flight) == late
+
+
 def test_overlap_over_several_sizes_changes_no_more_than_rounding(
     loaded: LoadedModel, narrow: LoadedModel, exact: LoadedModel
 ) -> None:

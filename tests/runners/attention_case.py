@@ -12,7 +12,7 @@ from runners.attention.torch_backend import TorchAttentionBackend
 from runners.attention.triton_backend import AttentionTile, TritonAttentionBackend
 from runners.forward_batch import ForwardBatch, ForwardMode
 from runners.models.fused.qk_rope_cache import HeadInputs, QkvLayout, split_heads
-from runners.paged_kv import PagedKV
+from runners.paged_kv import NULL_PAGE, PagedKV
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 #: Triton's interpreter multiplies no bfloat16.
@@ -87,6 +87,8 @@ class AttentionCase:
             assert self.kv.extend(rows[-1], n)
         self.kv.flush()
         self.batch = self._decode_step(rows)
+        if shape.fused:
+            self._forget_opened_pages(rows)
         for cache in (self.kv.k_cache[0], self.kv.v_cache[0]):
             cache.normal_()
         options: dict[str, Any] = {"max_batch_size": bs, "max_seq_len": longest, "device": DEVICE}
@@ -103,6 +105,12 @@ class AttentionCase:
         self.inputs = HeadInputs(layout, *norms, cos_sin, self.batch.positions)
         self.qkv = torch.randn(bs, layout.num_heads * shape.head_dim, device=DEVICE).to(dtype)
         self.layer = AttentionLayer(0, self.kv.k_cache[0], self.kv.v_cache[0])
+
+    def _forget_opened_pages(self, rows: list[int]) -> None:
+        """Take the pages that the new tokens open out of the device's table: they reach it after such a step."""
+        for row, n in zip(rows, self.lengths, strict=True):
+            if (n - 1) % self.shape.page_size == 0:
+                self.kv.page_table[row, (n - 1) // self.shape.page_size] = NULL_PAGE
 
     def _decode_step(self, rows: list[int]) -> ForwardBatch:
         lens = torch.tensor(self.lengths, dtype=torch.int32)

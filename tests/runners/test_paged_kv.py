@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -132,6 +134,76 @@ def test_the_device_table_follows_at_flush_and_not_before() -> None:
     assert (kv.page_table == NULL_PAGE).all()
     kv.flush()
     assert np.array_equal(kv.page_table.numpy(), kv.page_table_cpu)
+
+
+# --- pages opened by a decode step -------------------------------------------------------------
+
+
+def decoding(lengths: Sequence[int]) -> tuple[PagedKV, np.ndarray]:
+    """A cache whose device knows all pages of requests of these lengths, and their rows."""
+    kv = make_kv()
+    rows = np.array([kv.add_request() for _ in lengths], dtype=np.int32)
+    for row, length in zip(rows.tolist(), lengths, strict=True):
+        assert kv.extend(row, length)
+    kv.flush()
+    return kv, rows
+
+
+def lens(*lengths: int) -> np.ndarray:
+    return np.array(lengths, dtype=np.int32)
+
+
+def is_known(kv: PagedKV) -> bool:
+    return np.array_equal(kv.page_table.numpy(), kv.page_table_cpu)
+
+
+def test_opening_gives_the_pages_that_extending_would() -> None:
+    (kv, rows), (other, _) = decoding([4, 5, 8]), decoding([4, 5, 8])
+    assert kv.open_pages(rows, lens(5, 6, 9))
+    for row, length in zip(rows.tolist(), (5, 6, 9), strict=True):
+        assert other.extend(row, length)
+    assert np.array_equal(kv.page_table_cpu, other.page_table_cpu)
+    assert kv.table.num_pages[rows].tolist() == [2, 2, 3]
+    assert kv.open_pages(rows, lens(5, 6, 9)) and np.array_equal(kv.page_table_cpu, other.page_table_cpu)
+
+
+def test_opening_more_pages_than_are_free_changes_nothing() -> None:
+    kv, rows = decoding([4, 4])
+    kv.extend(kv.add_request(), (kv.num_free_pages - 1) * PAGE_SIZE)
+    before = kv.page_table_cpu.copy()
+    assert not kv.open_pages(rows, lens(5, 5))
+    assert kv.num_free_pages == 1 and np.array_equal(kv.page_table_cpu, before)
+
+
+def test_a_page_is_not_opened_behind_a_gap_or_the_end() -> None:
+    kv, rows = decoding([4])
+    with pytest.raises(RunnerError, match="no pages for its earlier tokens"):
+        kv.open_pages(rows, lens(9))
+    with pytest.raises(RunnerError, match="max_seq_len"):
+        kv.open_pages(rows, lens(1 + kv.page_table_cpu.shape[1] * PAGE_SIZE))
+
+
+def test_an_opened_page_reaches_the_device_after_its_own_step() -> None:
+    kv, rows = decoding([4, 5])
+    kv.open_pages(rows, lens(5, 6))
+    kv.flush_urgent()
+    assert not is_known(kv)
+    kv.settle()
+    assert is_known(kv)
+
+
+@pytest.mark.parametrize("between", ["another opening", "no launch", "an arrival"])
+def test_an_opened_page_is_known_before_any_later_step(between: str) -> None:
+    kv, rows = decoding([4, 5])
+    kv.open_pages(rows, lens(5, 6))
+    if between == "another opening":
+        kv.open_pages(rows[1:], lens(9))
+    elif between == "no launch":
+        kv.flush_urgent()
+    else:
+        kv.extend(kv.add_request(), 1)
+    kv.flush_urgent()
+    assert is_known(kv)
 
 
 # --- poison ------------------------------------------------------------------------------------
