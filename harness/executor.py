@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from harness.host_clock import Arrival, Instant
 from harness.scheduler_loop import StepResult
@@ -138,9 +137,7 @@ class ModelExecutor:
                 "that the pool does not have"
             )
         token_ids, source = self._last_tokens(step, sequences)
-        batch = decode_batch(self._runner.kv, rows, ends, token_ids)
-        batch.token_source = None if source is None else torch.from_numpy(source)
-        return batch
+        return decode_batch(self._runner.kv, rows, ends, token_ids, source)
 
     def _sequences_and_rows(self, request_ids: list[int]) -> tuple[list[_Sequence], np.ndarray]:
         if self._decoding is None or self._decoding[0] != request_ids:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from runners.forward_batch import ForwardBatch, ForwardMode
+from runners.forward_batch import ForwardBatch, ForwardMode, HostRows
 from runners.paged_kv import PagedKV
 
 
@@ -18,31 +18,37 @@ def decode_batch(
     rows: npt.NDArray[np.int32],
     seq_lens: npt.NDArray[np.int32],
     token_ids: npt.NDArray[np.int64],
+    token_source: npt.NDArray[np.int32] | None = None,
 ) -> ForwardBatch:
     """Return a decode step that appends `token_ids` at position `seq_lens - 1` of each row.
 
-    All three are `[batch_size]`. `seq_lens` counts the new token; its page must be there already.
+    All are `[batch_size]` and are copied. `seq_lens` counts the new token; its page must be there already.
+    `token_source` is that of `ForwardBatch`.
     """
-    positions = seq_lens.astype(np.int64) - 1
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "input_ids": token_ids,
-        "positions": positions,
-        "req_pool_indices": rows,
-        "seq_lens_cpu": seq_lens,
-        "out_cache_loc": kv.decode_slots(rows, positions),
-    }
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    wide = np.empty((3, len(rows)), dtype=np.int64)
+    narrow = np.empty((3, len(rows)), dtype=np.int32)
+    wide[0] = token_ids
+    positions = np.subtract(seq_lens, 1, out=wide[1])
+    wide[2] = kv.decode_slots(rows, positions)
+    narrow[0], narrow[1] = rows, seq_lens
+    narrow[2] = -1 if token_source is None else token_source
+    input_ids, position_tensor, slots = torch.from_numpy(wide).unbind()
+    row_tensor, lens, source = torch.from_numpy(narrow).unbind()
+    source_or_none = None if token_source is None else source
     return ForwardBatch(
         forward_mode=ForwardMode.DECODE,
         batch_size=len(rows),
-        input_ids=tensors["input_ids"],
-        positions=tensors["positions"],
-        req_pool_indices=tensors["req_pool_indices"],
-        seq_lens=tensors["seq_lens_cpu"],
-        seq_lens_cpu=tensors["seq_lens_cpu"],
-        seq_lens_sum=int(seq_lens.sum()),
-        out_cache_loc=tensors["out_cache_loc"],
-        arrays={name: (tensors[name], array) for name, array in arrays.items()},
+        input_ids=input_ids,
+        positions=position_tensor,
+        req_pool_indices=row_tensor,
+        seq_lens=lens,
+        seq_lens_cpu=lens,
+        seq_lens_sum=int(np.add.reduce(seq_lens)),
+        out_cache_loc=slots,
+        token_source=source_or_none,
+        host_rows=HostRows(
+            wide, narrow, (input_ids, position_tensor, slots, row_tensor, lens), source_or_none
+        ),
     )
 
 

@@ -35,6 +35,7 @@ class DecodeSteps:
         self._graphs = graphs
         self._runner = graphs.model_runner
         self._output = output
+        self._outputs = () if output is None else (output,)
         self._split_output: torch.Tensor | None = None
         self._addresses = CapturedAddresses(self.static_tensors(), self.named_static_tensors())
 
@@ -51,8 +52,12 @@ class DecodeSteps:
             self._runner.kv.flush_urgent()
         else:
             self._runner.kv.flush()
-        run = {"graph": self._run_graph, "split": self._run_split, "compiled": self._run_compiled}
-        prepared = run[plan.mode](batch, plan, started)
+        if plan.mode == "graph":
+            prepared = self._run_graph(batch, plan, started)
+        elif plan.mode == "split":
+            prepared = self._run_split(batch, plan, started)
+        else:
+            prepared = self._run_compiled(batch, plan, started)
         self._addresses.confirm(static, self.named_static_tensors)
         return prepared
 
@@ -174,10 +179,9 @@ class DecodeSteps:
 
     def static_tensors(self) -> list[StaticPart]:
         """Return everything that the graphs read or write and that they do not own."""
-        output = [] if self._output is None else [self._output]
-        attention = self._runner.attn_backend.captured_tensors().values()
-        inputs = (self._graphs.buffers.packed, self._runner.token_ids)
-        return [*output, *inputs, *self._runner.captured_tensors(), *attention]
+        runner = self._runner
+        inputs = (self._graphs.buffers.packed, runner.token_ids)
+        return [*self._outputs, *inputs, *runner.captured_tensors(), *runner.attn_backend.captured_parts()]
 
     def named_static_tensors(self) -> dict[str, torch.Tensor]:
         runner = self._runner

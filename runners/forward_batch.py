@@ -6,10 +6,9 @@ The names follow SGLang's and pymllm's `ForwardBatch`, so that a reader of eithe
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -30,6 +29,32 @@ class ForwardMode(enum.Enum):
 
     def is_extend(self) -> bool:
         return self is ForwardMode.EXTEND
+
+
+@dataclass(eq=False, slots=True)
+class HostRows:
+    """The inputs of a decode batch, side by side on the host. They count while the batch's fields are their views."""
+
+    #: `[3, batch_size]` int64: input_ids, positions, out_cache_loc.
+    wide: npt.NDArray[np.int64]
+    #: `[3, batch_size]` int32: req_pool_indices, seq_lens_cpu, token_source (-1 without one).
+    narrow: npt.NDArray[np.int32]
+    #: The views, in the order above, up to seq_lens_cpu.
+    views: tuple[torch.Tensor, ...]
+    #: The view of the last row; None if no id comes from the last step.
+    token_source: torch.Tensor | None
+
+    def are_of(self, batch: ForwardBatch) -> bool:
+        """Return True if every input of `batch` but its `token_source` is one of the views."""
+        input_ids, positions, out_cache_loc, req_pool_indices, seq_lens_cpu = self.views
+        return (
+            batch.batch_size == self.wide.shape[1]
+            and batch.input_ids is input_ids
+            and batch.positions is positions
+            and batch.out_cache_loc is out_cache_loc
+            and batch.req_pool_indices is req_pool_indices
+            and batch.seq_lens_cpu is seq_lens_cpu
+        )
 
 
 @dataclass
@@ -62,9 +87,8 @@ class ForwardBatch:
     #: `[batch_size]` int32, decode only: the row of the *last* step's `next_token_ids` that a request's id is
     #: taken from on the device, within the step; -1 where `input_ids` has it. None: `input_ids` has all.
     token_source: torch.Tensor | None = None
-    #: Arrays that tensors of this batch were made from, each beside its tensor, by the field's name: the
-    #: runner need not make them again. One counts only while the field still is that tensor.
-    arrays: Mapping[str, tuple[torch.Tensor, npt.NDArray[Any]]] = field(default_factory=dict)
+    #: Decode only: what the tensors are views of, so that the runner need not look at each.
+    host_rows: HostRows | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -45,10 +45,14 @@ class _StagingBuffer:
             tensors[name].fill_(f.fill)
         self._seq_lens_cpu = tensors["seq_lens"]
         self._lens_views: dict[int, torch.Tensor] = {}
-        #: Name, rows and fill of each field.
-        self.columns: list[tuple[str, npt.NDArray[Any], int]] = [
-            (name, tensors[name].numpy(), f.fill) for name, f in fields.items()
-        ]
+        #: Name and rows of each field.
+        self._columns = {name: tensors[name].numpy() for name in fields}
+        #: `[3, max_bs]` each: all fields of int64, and of int32.
+        self._wide, self._narrow = _rows_of(self.packed, max_bs)
+        self._wide_fill, self._narrow_fill = self._wide[:, -1:].copy(), self._narrow[:, -1:].copy()
+        #: The least value of each: as an index a negative slot would wrap round to the last page.
+        self._wide_least = np.full((3, 1), np.iinfo(np.int64).min)
+        self._wide_least[list(fields).index("out_cache_loc")] = NULL_PAGE
         self.num_rows = 0
 
     def seq_lens_cpu(self, num_rows: int) -> torch.Tensor:
@@ -56,6 +60,38 @@ class _StagingBuffer:
         if num_rows not in self._lens_views:
             self._lens_views[num_rows] = self._seq_lens_cpu[:num_rows]
         return self._lens_views[num_rows]
+
+    def write(self, batch: ForwardBatch) -> list[tuple[str, torch.Tensor]]:
+        """Write host inputs and padding rows; return the inputs that are on the device."""
+        n, stale, host_rows = batch.batch_size, self.num_rows, batch.host_rows
+        self.num_rows = max(n, stale)  # until all of it is written
+        if host_rows is not None and host_rows.are_of(batch):
+            np.maximum(host_rows.wide, self._wide_least, out=self._wide[:, :n])
+            self._narrow[:, :n] = host_rows.narrow
+            rest = (
+                {} if batch.token_source is host_rows.token_source else {"token_source": batch.token_source}
+            )
+        else:
+            rest = dict(zip(self._columns, _inputs_of(batch), strict=True))
+        on_device = []
+        for name, source in rest.items():
+            if source is None:  # no token comes from the last step
+                self._columns[name][:n] = -1
+            elif source.is_cpu:
+                _write_rows(name, self._columns[name], source.numpy(), n)
+            else:
+                _check_length(name, source.shape[0], n)
+                on_device.append((name, source))
+        if stale > n:
+            self._wide[:, n:stale], self._narrow[:, n:stale] = self._wide_fill, self._narrow_fill
+        self.num_rows = n
+        return on_device
+
+
+def _rows_of(packed: torch.Tensor, max_bs: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """The int64 fields and the int32 fields of a packed buffer, `[3, max_bs]` each."""
+    wide, narrow = packed.split([3 * 8 * max_bs, 3 * 4 * max_bs])
+    return wide.view(torch.int64).view(3, max_bs).numpy(), narrow.view(torch.int32).view(3, max_bs).numpy()
 
 
 class InputBuffers:
@@ -138,8 +174,7 @@ class InputBuffers:
                 "size, or set runner.above_max=eager or split."
             )
         self._turn = self._fences.next_turn()
-        staging = self._staging[self._turn]
-        on_device = self._write(staging, batch)
+        on_device = self._staging[self._turn].write(batch)
         self._uploads[self._turn].queue()
         for name, source in on_device:
             self._copy_on_device(name, source)
@@ -147,29 +182,6 @@ class InputBuffers:
     def settle(self) -> None:
         """Note, after a launch, which host image its copy reads. A later `populate` does it otherwise."""
         self._fences.settle()
-
-    def _write(self, staging: _StagingBuffer, batch: ForwardBatch) -> list[tuple[str, torch.Tensor]]:
-        """Write host inputs and padding rows to the image; return the inputs that are on the device."""
-        n, stale, known = batch.batch_size, staging.num_rows, batch.arrays
-        staging.num_rows = max(n, stale)  # until all of it is written
-        on_device = []
-        for (name, rows, fill), field, source in zip(
-            staging.columns, _INPUTS, _inputs_of(batch), strict=True
-        ):
-            made_from = known.get(field)
-            if source is None:  # no token comes from the last step
-                rows[:n] = fill
-            elif made_from is not None and made_from[0] is source:
-                _write_rows(name, rows, made_from[1], n)
-            elif source.is_cpu:
-                _write_rows(name, rows, source.numpy(), n)
-            else:
-                _check_length(name, source.shape[0], n)
-                on_device.append((name, source))
-            if stale > n:
-                rows[n:stale] = fill
-        staging.num_rows = n
-        return on_device
 
     def _copy_on_device(self, name: str, source: torch.Tensor) -> None:
         target = self._views[name][: source.shape[0]]
@@ -236,7 +248,7 @@ def _check_length(name: str, length: int, batch_size: int) -> None:
 
 
 def _layout(max_bs: int, seq_len_fill_value: int) -> tuple[dict[str, _Field], int]:
-    """Return the fields, widest first so that each is aligned, and the bytes of them all."""
+    """Return the fields, three of int64 and three of int32 (`_rows_of`), and the bytes of them all."""
     columns = [
         ("input_ids", torch.int64, 0),
         ("positions", torch.int64, max(seq_len_fill_value - 1, 0)),

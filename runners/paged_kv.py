@@ -55,6 +55,8 @@ class PagedKV:
     ) -> None:
         self.layer_groups = list(layer_groups)
         self.page_size = page_size
+        #: Divides by the page size; None where no shift does.
+        self._shift = page_size.bit_length() - 1 if page_size.bit_count() == 1 else None
         self.max_seq_len = max_seq_len
         self.dtype = dtype
         self.device = torch.device(device)
@@ -150,11 +152,11 @@ class PagedKV:
         Both are `[batch_size]`, of the decode step that comes next; the requests hold pages for all their
         earlier tokens. False, and nothing changed, if too few pages are free.
         """
-        positions = seq_lens - 1
-        opening = np.flatnonzero(positions % self.page_size == 0)
+        columns, offsets = self._divide(seq_lens - 1)
+        opening = np.flatnonzero(offsets == 0)
         if not len(opening):
             return True
-        rows, columns = rows[opening], positions[opening] // self.page_size
+        rows, columns = rows[opening], columns[opening]
         held = self.table.num_pages[rows]
         is_missing = held <= columns
         if not is_missing.all():
@@ -190,22 +192,33 @@ class PagedKV:
         Positions of the same row must ascend. Raises OutOfPagesError for a token that has no page, so
         that no write goes astray.
         """
-        rows, positions = np.asarray(rows), np.asarray(positions)
+        rows, positions = np.asarray(rows), np.asarray(positions, dtype=np.int64)
         slots = self._find_slots(rows, positions)
         # A token with a slot is about to be written: it is no tail, whoever allocated its page.
-        self.table.lengths[rows] = np.maximum(self.table.lengths[rows], positions + 1)
+        self.table.cover(rows, positions + 1)
         return slots
 
-    def _find_slots(self, rows: npt.NDArray[Any], positions: npt.NDArray[Any]) -> IntArray:
-        columns = positions // self.page_size
-        if positions.size and (positions.min() < 0 or columns.max() >= self.page_table_cpu.shape[1]):
+    def _find_slots(self, rows: npt.NDArray[Any], positions: IntArray) -> IntArray:
+        if not positions.size:
+            return np.empty(0, dtype=np.int64)
+        columns, offsets = self._divide(positions)
+        # As an unsigned number a negative one is beyond any width.
+        if np.maximum.reduce(columns.view(np.uint64)) >= self.page_table_cpu.shape[1]:
             raise OutOfPagesError(f"positions outside 0..{self.max_seq_len - 1} have no slot.")
-        pages = self.page_table_cpu[rows, columns].astype(np.int64)
-        has_none = (pages == NULL_PAGE) & (rows != PADDING_ROW)
-        if has_none.any():
-            raise OutOfPagesError(f"row {rows[has_none][0]} has no page for a token: call extend first.")
-        slots: IntArray = pages * self.page_size + positions % self.page_size
+        pages = self.table.pages(rows, columns)
+        if np.minimum.reduce(pages) == NULL_PAGE:
+            has_none = (pages == NULL_PAGE) & (rows != PADDING_ROW)
+            if has_none.any():
+                raise OutOfPagesError(f"row {rows[has_none][0]} has no page for a token: call extend first.")
+        slots: IntArray = np.multiply(pages, self.page_size, dtype=np.int64)
+        slots += offsets
         return slots
+
+    def _divide(self, positions: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Page column and place in the page of each position."""
+        if self._shift is None:
+            return np.divmod(positions, self.page_size)
+        return positions >> self._shift, positions & (self.page_size - 1)
 
     def flush(self) -> None:
         """Bring the device's page table up to date. Call it before planning a step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ class RequestTable:
         self.page_table = torch.full(shape, NULL_PAGE, dtype=torch.int32, device=device)
         #: The same on the host. Ahead of the device until `flush`.
         self.page_table_cpu = np.full(shape, NULL_PAGE, dtype=np.int32)
+        self._flat_cpu = self.page_table_cpu.reshape(-1)
         #: `[max_requests + 1]` tokens that each row has pages for, the step being prepared included.
         self.lengths = np.zeros(shape[0], dtype=np.int64)
         #: `[max_requests + 1]` pages that each row holds.
@@ -97,6 +99,14 @@ class RequestTable:
 
     def live_rows(self) -> npt.NDArray[np.int64]:
         return np.flatnonzero(self._is_live)
+
+    def pages(self, rows: npt.NDArray[Any], columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Pages in these columns of these rows, on the host; both must lie within the table."""
+        return self._flat_cpu.take(rows * self._width + columns)
+
+    def cover(self, rows: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
+        """Raise `lengths` of these rows to the numbers given, those of a row in ascending order."""
+        self.lengths[rows] = np.maximum(self.lengths.take(rows), lengths)
 
     def flush(self) -> None:
         """Copy the entries that changed to the device, packed, queued on the current stream."""

@@ -125,3 +125,7 @@ class AttentionBackend(ABC):
     def captured_tensors(self) -> dict[str, torch.Tensor]:
         """Static tensors whose addresses captured graphs read, by name (for the stale check)."""
         return {}
+
+    def captured_parts(self) -> tuple[torch.Tensor, ...]:
+        """Return the same tensors without their names: each step asks."""
+        return tuple(self.captured_tensors().values())

@@ -13,6 +13,23 @@ IntArray = npt.NDArray[np.int32]
 _MAX_KNOWN_LENS = 1024
 
 
+class HostLens:
+    """Arrays of host lengths that come again and again: making one costs more than counting."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[torch.Tensor, IntArray]] = {}
+
+    def array(self, seq_lens_cpu: torch.Tensor) -> IntArray:
+        """Return the array of a tensor that later steps will bring again."""
+        key = id(seq_lens_cpu)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = (seq_lens_cpu, seq_lens_cpu.numpy())
+            if len(self._known) > _MAX_KNOWN_LENS:
+                self._known.pop(next(iter(self._known)))
+        return known[1]
+
+
 class HostPages:
     """Page counts of the batch being planned, and what follows from them, in reused host memory.
 
@@ -45,8 +62,7 @@ class HostPages:
         self._lens = self._count_array[:0]
         #: Divides by the page size; None where no shift does.
         self._shift = page_size.bit_length() - 1 if page_size.bit_count() == 1 else None
-        #: Host lengths that come again and again, and their arrays: making one costs more than counting.
-        self._known_lens: dict[int, tuple[torch.Tensor, IntArray]] = {}
+        self._static_lens = HostLens()
         self._views: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     @property
@@ -72,12 +88,7 @@ class HostPages:
 
     def count_static(self, seq_lens_cpu: torch.Tensor, batch_size: int) -> None:
         """As `count`, of the first `batch_size` lengths of a tensor that later steps will bring again."""
-        key = id(seq_lens_cpu)
-        if key not in self._known_lens:
-            self._known_lens[key] = (seq_lens_cpu, seq_lens_cpu.numpy())
-            if len(self._known_lens) > _MAX_KNOWN_LENS:
-                self._known_lens.pop(next(iter(self._known_lens)))
-        self._count(self._known_lens[key][1][:batch_size])
+        self._count(self._static_lens.array(seq_lens_cpu)[:batch_size])
 
     def _count(self, lens: IntArray) -> None:
         self._lens = lens

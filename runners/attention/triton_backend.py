@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from runners.attention.base import AttentionBackend, AttentionGroup, AttentionLayer
+from runners.attention.host_pages import HostLens
 from runners.errors import PlanLayoutError
 from runners.forward_batch import ForwardBatch, ForwardMode
 from runners.models.fused.qk_rope_cache import HeadInputs
@@ -111,6 +112,7 @@ class TritonAttentionBackend(AttentionBackend):
         self.pdl = False
         #: Batch size → measured tile; `default_tile` where there is none.
         self.tiles: dict[int, AttentionTile] = {}
+        self._static_lens = HostLens()
         self._max_kv_heads = max(group.num_kv_heads for group in groups)
         self._make_counters(max_batch_size)
 
@@ -151,7 +153,7 @@ class TritonAttentionBackend(AttentionBackend):
         seq_lens_cpu: torch.Tensor,
     ) -> None:
         """Only checks that no request is longer than the page table is wide."""
-        longest = int(np.maximum.reduce(seq_lens_cpu.numpy())) if bs else 0
+        longest = np.maximum.reduce(self._static_lens.array(seq_lens_cpu)) if bs else 0
         if longest > self.max_seq_len:
             raise PlanLayoutError(
                 f"a request has {longest} tokens, but the page table was made for max_seq_len="
@@ -257,3 +259,6 @@ class TritonAttentionBackend(AttentionBackend):
 
     def captured_tensors(self) -> dict[str, torch.Tensor]:
         return {"attention.counters": self._counters}
+
+    def captured_parts(self) -> tuple[torch.Tensor, ...]:
+        return (self._counters,)

@@ -33,7 +33,7 @@ from runners import model_runner
 from runners.attention.decode_planner import DecodeKernel, DecodePlanner
 from runners.attention.decode_schedule import DecodeSchedule, IntArray, PlanArrays, PlanLayout, SplitRule
 from runners.attention.flashinfer_workspace import PlanStaging
-from runners.attention.host_pages import HostPages
+from runners.attention.host_pages import HostLens, HostPages
 from runners.attention.torch_backend import TorchAttentionBackend
 from runners.attention.triton_backend import TritonAttentionBackend
 from runners.batches import decode_batch
@@ -102,9 +102,8 @@ class Requests:
         lens[lens >= MAX_SEQ_LEN] = 300
         assert self.kv.open_pages(self.rows[:count], lens)
         ids = np.zeros(count, dtype=np.int64)
-        batch = decode_batch(self.kv, self.rows[:count], lens.copy(), ids)
-        batch.token_source = torch.arange(count, dtype=torch.int32) if self.is_fed else None
-        return batch
+        source = np.arange(count, dtype=np.int32) if self.is_fed else None
+        return decode_batch(self.kv, self.rows[:count], lens, ids, source)
 
 
 # --- without a GPU -----------------------------------------------------------------------------
@@ -183,6 +182,12 @@ class StubBackend(TorchAttentionBackend):
 
 class PlanlessBackend(TorchAttentionBackend):
     """Computes with torch, and prepares decode steps as the fused layers' own backend does."""
+
+    looks_up_past_only = True
+
+    def __init__(self, groups: Any, kv: Any, **options: Any) -> None:
+        super().__init__(groups, kv, **options)
+        self._static_lens = HostLens()
 
     init_forward_metadata_replay_cuda_graph = (
         TritonAttentionBackend.init_forward_metadata_replay_cuda_graph  # type: ignore[assignment]

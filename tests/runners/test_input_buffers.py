@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners.attention.base import AttentionGroup
+from runners.batches import decode_batch
 from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch, ForwardMode
 from runners.input_buffers import InputBuffers
-from runners.paged_kv import NULL_PAGE, PADDING_ROW
+from runners.paged_kv import NULL_PAGE, PADDING_ROW, PagedKV
 
 MAX_BS = 8
 FILL = 1
@@ -88,6 +93,48 @@ def test_a_negative_slot_goes_to_the_null_page_and_never_wraps_round() -> None:
     buffers.populate(batch)
 
     assert buffers.out_cache_loc[:3].tolist() == [7, NULL_PAGE, 9]
+
+
+def made_batch(kv: PagedKV, n: int, is_fed: bool = False) -> ForwardBatch:
+    """A step of `n` new requests, as `decode_batch` makes it."""
+    rows = np.array([kv.add_request() for _ in range(n)], dtype=np.int32)
+    lens = np.arange(3, n + 3, dtype=np.int32)
+    assert all(kv.extend(int(row), int(length)) for row, length in zip(rows, lens, strict=True))
+    source = np.arange(n, dtype=np.int32)[::-1] if is_fed else None
+    return decode_batch(kv, rows, lens, np.arange(50, 50 + n), source)
+
+
+def small_kv() -> PagedKV:
+    sizes = {"num_pages": 64, "page_size": 4, "max_requests": 16, "max_seq_len": 16}
+    return PagedKV([AttentionGroup(1, 1, 2, 1.0)], **sizes, dtype=torch.float32, device="cpu")
+
+
+@pytest.mark.parametrize("is_fed", [False, True])
+def test_inputs_made_side_by_side_arrive_as_those_written_one_by_one(is_fed: bool) -> None:
+    together, one_by_one, kv = make_buffers(), make_buffers(), small_kv()
+    for n in (5, 2, 3):
+        batch = made_batch(kv, n, is_fed)
+        together.populate(batch)
+        one_by_one.populate(replace(batch, host_rows=None))
+        assert torch.equal(together.packed, one_by_one.packed)
+        assert_padding_rows_hold_their_fill(together, n)
+
+
+@pytest.mark.parametrize(
+    "name", ["input_ids", "positions", "req_pool_indices", "out_cache_loc", "token_source"]
+)
+def test_an_input_that_was_replaced_counts_and_not_what_the_batch_was_made_from(name: str) -> None:
+    buffers, batch = make_buffers(), made_batch(small_kv(), 3)
+    setattr(batch, name, torch.tensor([4, 2, 3], dtype=getattr(buffers, name).dtype))
+    buffers.populate(batch)
+    assert getattr(buffers, name)[:3].tolist() == [4, 2, 3]
+
+
+def test_a_slot_that_was_made_negative_goes_to_the_null_page() -> None:
+    buffers, batch = make_buffers(), made_batch(small_kv(), 2)
+    batch.out_cache_loc[1] = -1
+    buffers.populate(batch)
+    assert buffers.out_cache_loc[:2].tolist() == [int(batch.out_cache_loc[0]), NULL_PAGE]
 
 
 def test_all_inputs_lie_in_one_packed_buffer() -> None:
