@@ -48,7 +48,7 @@ class DecodeSteps:
             return self._run_eager(batch, plan, started)
         static = self.static_tensors()
         self._addresses.check(static, self.named_static_tensors)
-        if plan.mode != "compiled" and self._runner.looks_up_past_only:
+        if plan.mode != "compiled" and self._runner.attn_backend.looks_up_past_only:
             self._runner.kv.flush_urgent()
         else:
             self._runner.kv.flush()

@@ -56,8 +56,6 @@ class ModelRunner:
         token_ids: `[max_batch_size]` int64, the ids that the last step sampled, request by request: what
             `ForwardBatch.token_source` of the next one refers to.
         sampler: chooses them. Its `reset` begins the sequence of random numbers again.
-        looks_up_past_only: whether a replay reads the page table for past tokens alone, so that the pages that
-            its own tokens open may reach the device after it.
         tuning: which recipes the fused layers use and why; None for other implementations.
     """
 
@@ -101,7 +99,6 @@ class ModelRunner:
                     fused=is_fused,
                 ),
             )
-            self.looks_up_past_only = is_fused and self.attn_backend.looks_up_past_only
             fill = self.attn_backend.get_cuda_graph_seq_len_fill_value()
             self._eager_inputs = InputBuffers(config.max_batch_size, fill, self.device)
             if is_fused:

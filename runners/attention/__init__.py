@@ -72,7 +72,7 @@ def _triton_backend(
     best = _best_on_cuda(groups, kv, options)
     if name == "auto" and unusable_reason(groups) is not None:
         return best
-    return TritonAttentionBackend(
+    backend = TritonAttentionBackend(
         groups,
         kv,
         best,
@@ -80,6 +80,8 @@ def _triton_backend(
         max_seq_len=options.max_seq_len,
         device=options.device,
     )
+    backend.looks_up_past_only = options.fused
+    return backend
 
 
 def _best_on_cuda(

@@ -46,7 +46,8 @@ class AttentionBackend(ABC):
     name: str
     #: True if cache content past a request's length never reaches the output, even when it is NaN.
     masks_tail: bool
-    #: True if a fused decode step looks up the pages of past tokens alone: the new one has its slot.
+    #: True if a decode step looks up the pages of past tokens alone; the new one has its slot. So the pages
+    #: that its own tokens open may reach the device after it.
     looks_up_past_only: bool = False
     #: Why `auto` took this backend in place of FlashInfer on a CUDA device; None if it did not.
     fallback_reason: str | None = None

@@ -78,6 +78,8 @@ class FlashInferAttentionBackend(AttentionBackend):
     # The kernels load keys and values under a predicate on the request's length, fill values with zero
     # and replace the scores past the end (decode.cuh, prefill.cuh, hopper/sparse_mainloop.cuh).
     masks_tail = True
+    # `write_page_indices` takes the page of the new token from its slot.
+    looks_up_past_only = True
 
     def __init__(
         self,
@@ -122,6 +124,7 @@ class FlashInferAttentionBackend(AttentionBackend):
         self.decode = DecodePlanner(self._make_decode_kernels, self._host_pages)
         self._load_decode_kernels()
         self._captured_tensors = self._list_captured_tensors()
+        self._captured_parts = tuple(self._captured_tensors.values())
 
     # --- building ------------------------------------------------------------------------------
 
@@ -280,15 +283,17 @@ class FlashInferAttentionBackend(AttentionBackend):
         # NOTE: the page lists come before write_kv. The decode kernel may start while its predecessor in
         # the stream still runs (programmatic dependent launch), and reads them before it waits.
         if self._is_first(layer):
-            self._write_page_indices(step.rows, step.seq_lens)
+            self._write_page_indices(step.rows, step.seq_lens, forward_batch.out_cache_loc)
         write_kv(layer.k_cache, layer.v_cache, k, v, forward_batch.out_cache_loc)
         return step.kernels[layer.group_id].run(q, layer.k_cache, layer.v_cache)
 
     def _is_first(self, layer: AttentionLayer) -> bool:
         return layer.k_cache.data_ptr() == self.kv.k_cache[0].data_ptr()
 
-    def _write_page_indices(self, rows: torch.Tensor, seq_lens: torch.Tensor) -> None:
-        write_page_indices(self._pages, self.kv.page_table, rows, seq_lens, self.kv.page_size)
+    def _write_page_indices(
+        self, rows: torch.Tensor, seq_lens: torch.Tensor, slots: torch.Tensor | None = None
+    ) -> None:
+        write_page_indices(self._pages, self.kv.page_table, rows, seq_lens, self.kv.page_size, slots)
 
     # --- what it holds -------------------------------------------------------------------------
 
@@ -298,6 +303,9 @@ class FlashInferAttentionBackend(AttentionBackend):
 
     def captured_tensors(self) -> dict[str, torch.Tensor]:
         return self._captured_tensors
+
+    def captured_parts(self) -> tuple[torch.Tensor, ...]:
+        return self._captured_parts
 
     def _list_captured_tensors(self) -> dict[str, torch.Tensor]:
         workspaces = {f"attention.int_workspace.{i}": w.int_buffer for i, w in enumerate(self._workspaces)}

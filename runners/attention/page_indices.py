@@ -49,6 +49,7 @@ def write_page_indices(
     rows: torch.Tensor,
     seq_lens: torch.Tensor,
     page_size: int,
+    slots: torch.Tensor | None = None,
 ) -> None:
     """Write the page lists of a batch into the first entries of `out`.
 
@@ -58,15 +59,17 @@ def write_page_indices(
         rows: `[batch_size]` int32, the row of each request.
         seq_lens: `[batch_size]` int32, at least 1 and at most `max_pages * page_size`.
         page_size: tokens a page.
+        slots: `[batch_size]` int64, of a decode step the slot of each newest token: it says which page is a
+            request's last one, unless that is the null page. So the table may lack the pages that the step opens.
 
     On CUDA one kernel, queued on the current stream; elsewhere the torch twin.
     """
     if page_table.device.type == "cuda":
         from runners.attention.triton_kernels import launch_page_indices
 
-        launch_page_indices(out, page_table, rows, seq_lens, page_size)
+        launch_page_indices(out, page_table, rows, seq_lens, page_size, slots)
     else:
-        write_page_indices_torch(out, page_table, rows, seq_lens, page_size)
+        write_page_indices_torch(out, page_table, rows, seq_lens, page_size, slots)
 
 
 def write_page_indices_torch(
@@ -75,6 +78,7 @@ def write_page_indices_torch(
     rows: torch.Tensor,
     seq_lens: torch.Tensor,
     page_size: int,
+    slots: torch.Tensor | None = None,
 ) -> None:
     """The plain twin of the kernel. Reads sizes on the host, so not for a captured step."""
     batch_size = seq_lens.shape[0]
@@ -85,3 +89,7 @@ def write_page_indices_torch(
     owned = torch.arange(page_table.shape[1], device=page_table.device) < counts.unsqueeze(1)
     pages = page_table[rows.long()][owned]
     out.indices[: pages.shape[0]] = pages
+    if slots is not None:
+        newest = (slots // page_size).to(torch.int32)
+        last = out.indptr[1 : batch_size + 1].long() - 1
+        out.indices[last] = torch.where(newest > 0, newest, out.indices[last])

@@ -88,8 +88,6 @@ class TritonAttentionBackend(AttentionBackend):
 
     name = "triton"
     masks_tail = True
-    # The key and value of the new token come from registers (`past` in both kernels).
-    looks_up_past_only = True
 
     def __init__(
         self,
@@ -110,6 +108,8 @@ class TritonAttentionBackend(AttentionBackend):
         self.max_seq_len = max_seq_len
         self.device = device
         self.pdl = False
+        #: True where every decode step is fused: the new key and value come from registers.
+        self.looks_up_past_only = False
         #: Batch size → measured tile; `default_tile` where there is none.
         self.tiles: dict[int, AttentionTile] = {}
         self._static_lens = HostLens()

@@ -21,12 +21,14 @@ def _page_indices_kernel(
     page_table,
     rows,
     seq_lens,
+    slots,
     indptr,
     indices,
     last_page_len,
     batch_size,
     table_stride,
     PAGE_SIZE: tl.constexpr,
+    HAS_SLOTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_PAGES: tl.constexpr,
 ):
@@ -46,6 +48,9 @@ def _page_indices_kernel(
     for first in range(0, count, BLOCK_PAGES):
         column = first + tl.arange(0, BLOCK_PAGES)
         page = tl.load(source + column, mask=column < count, other=0)
+        if HAS_SLOTS:
+            newest = (tl.load(slots + request) // PAGE_SIZE).to(tl.int32)
+            page = tl.where((column == count - 1) & (newest > 0), newest, page)
         tl.store(indices + start + column, page, mask=column < count)
 
 
@@ -97,6 +102,7 @@ def launch_page_indices(
     rows: torch.Tensor,
     seq_lens: torch.Tensor,
     page_size: int,
+    slots: torch.Tensor | None,
 ) -> None:
     """Queue the kernel of `write_page_indices`."""
     batch_size = seq_lens.shape[0]
@@ -104,12 +110,14 @@ def launch_page_indices(
         page_table,
         rows,
         seq_lens,
+        rows if slots is None else slots,
         out.indptr,
         out.indices,
         out.last_page_len,
         batch_size,
         page_table.stride(0),
         PAGE_SIZE=page_size,
+        HAS_SLOTS=slots is not None,
         # One width for all batches: a width per capture size would be a compile per capture size.
         BLOCK_ROWS=triton.next_power_of_2(out.max_batch_size),
         BLOCK_PAGES=_BLOCK_PAGES,

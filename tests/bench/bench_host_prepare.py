@@ -158,6 +158,8 @@ def planned(rule: SplitRule, counts: IntArray) -> PlanArrays:
 class StubBackend(TorchAttentionBackend):
     """Computes with torch, and plans decode steps with the planner of FlashInfer's backend."""
 
+    looks_up_past_only = True
+
     def __init__(self, groups: Any, kv: Any, **options: Any) -> None:
         super().__init__(groups, kv, **options)
         self._host_pages = HostPages(options["max_batch_size"], kv.page_size, kv.page_table.shape[1])

@@ -107,21 +107,26 @@ class AttentionRig:
     def batch(self, rows: Sequence[int], new: Sequence[int] | None = None) -> ForwardBatch:
         """The next step of `rows`, on the host: a decode step, or a prefill of `new` tokens each."""
         counts = list(new or [1] * len(rows))
+        if new is None:
+            lens = np.array([self.lengths[row] + 1 for row in rows], dtype=np.int32)
+            assert self.kv.open_pages(np.array(rows, dtype=np.int32), lens)
+            self.kv.flush_urgent()  # the device does not know the pages that this step opens
         for row, count in zip(rows, counts, strict=True):
             self._grow(row, count)
-        self.kv.flush()
+        if new is not None:
+            self.kv.flush()
         self.exact_kv.flush()
         ends = [self.lengths[row] for row in rows]
         spans = [self.kv.slots(row, end - n, end) for row, end, n in zip(rows, ends, counts, strict=True)]
-        lens, tokens = torch.tensor(ends, dtype=torch.int32), torch.zeros(sum(counts), dtype=torch.int64)
+        lengths, tokens = torch.tensor(ends, dtype=torch.int32), torch.zeros(sum(counts), dtype=torch.int64)
         return ForwardBatch(
             forward_mode=ForwardMode.DECODE if new is None else ForwardMode.EXTEND,
             batch_size=len(rows),
             input_ids=tokens,
             positions=tokens,
             req_pool_indices=torch.tensor(rows, dtype=torch.int32),
-            seq_lens=lens,
-            seq_lens_cpu=lens,
+            seq_lens=lengths,
+            seq_lens_cpu=lengths,
             seq_lens_sum=sum(ends),
             out_cache_loc=torch.from_numpy(np.concatenate(spans)),
             extend_seq_lens_cpu=None if new is None else counts,

@@ -53,13 +53,17 @@ def no_syncs() -> Iterator[None]:
 
 @pytest.mark.parametrize("page_size", [1, 16, 32])
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
-def test_the_page_index_kernel_equals_its_twin(device: torch.device, page_size: int, batch_size: int) -> None:
+@pytest.mark.parametrize("has_slots", [False, True])
+def test_the_page_index_kernel_equals_its_twin(
+    device: torch.device, page_size: int, batch_size: int, has_slots: bool
+) -> None:
     table = torch.randperm(20 * 600, device=device).int().view(20, 600)
     rows = torch.randperm(20, device=device)[:batch_size].int()
     lens = torch.randint(1, 600 * page_size + 1, (batch_size,), device=device).int()
     kernel, twin = (PageIndices.allocate(16, 600, device) for _ in range(2))
-    write_page_indices(kernel, table, rows, lens, page_size)
-    write_page_indices_torch(twin, table, rows, lens, page_size)
+    slots = torch.randint(0, 600 * page_size, (batch_size,), device=device) if has_slots else None
+    write_page_indices(kernel, table, rows, lens, page_size, slots)
+    write_page_indices_torch(twin, table, rows, lens, page_size, slots)
     assert torch.equal(kernel.indptr, twin.indptr)
     assert torch.equal(kernel.indices, twin.indices)
     assert torch.equal(kernel.last_page_len, twin.last_page_len)

@@ -227,9 +227,9 @@ def test_a_page_that_reaches_the_device_after_its_step_changes_no_token(
     loaded: LoadedModel, max_in_flight: int
 ) -> None:
     with ModelRunner(loaded, RunnerConfig("cuda", 4, MAX_SEQ_LEN, (4,), num_pages=9)) as runner:
-        assert runner.looks_up_past_only
+        assert runner.attn_backend.looks_up_past_only
         late = serve(runner, max_in_flight)
-        runner.looks_up_past_only = False
+        runner.attn_backend.looks_up_past_only = False
         assert serve(runner, max_in_flight) == late
 
 
