@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, RecordError
 
+_FAILED = 1
 _INVALID = 2
 _INTERRUPTED = 130
 
@@ -23,6 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"error: {error.strerror}: make room; a sweep goes on with sweep.resume=true", file=sys.stderr)
+        return _FAILED
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "harness", "runners"):
@@ -68,7 +75,11 @@ def _verb(module: str, function: str) -> Callable[[list[str]], int]:
     """Return a verb whose module is imported when it is used: no verb pays for another."""
 
     def run(arguments: list[str]) -> int:
-        return int(getattr(importlib.import_module(module), function)(arguments))
+        try:
+            return int(getattr(importlib.import_module(module), function)(arguments))
+        except RecordError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return _INVALID
 
     return run
 
@@ -77,7 +88,7 @@ def _refuse_word(word: str) -> None:
     """Raise ConfigError for a first word that is neither a verb nor an override."""
     from harness.suggest import did_you_mean
 
-    verbs = list(_COMMANDS)
+    verbs = [verb for verb in _COMMANDS if verb != "help"]
     raise ConfigError(
         "verb",
         word,
@@ -87,6 +98,7 @@ def _refuse_word(word: str) -> None:
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
+    "help": lambda arguments: _run(["--help"]),
     "doctor": _verb("harness.doctor", "run_doctor"),
     "plan": _verb("harness.planner.verbs", "main_plan"),
     "simulate": _verb("harness.planner.verbs", "main_simulate"),

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.durable import replace_file
+from harness.durable import write_output
 from harness.errors import ConfigError
 from harness.extras import require_extra
 from harness.record import RESULT_FILE
 from harness.record_reader import job_folders, read_result
+from harness.wandb_key import has_key
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Section, Workspace
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     if options.json == "-":
         print(text, end="")
     else:
-        _write(Path(options.json), text)
+        write_output("--json", Path(options.json), text)
         print(options.json)
     return 0
 
@@ -164,7 +165,7 @@ def _save(scope: Scope) -> str:
     """Save the workspace as a new view of the project and return its address."""
     import wandb
 
-    if not wandb.api.api_key:
+    if not has_key():
         raise ConfigError("dashboard", scope.project, f"no W&B key on this machine: {_LOGIN}")
     try:
         made = workspace(Scope(scope.project, scope.entity or wandb.Api().default_entity, scope.group))
@@ -175,16 +176,9 @@ def _save(scope: Scope) -> str:
         raise ConfigError("dashboard", scope.project, f"{reason}; {_LOGIN}") from error
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        replace_file(path, text.encode())
-    except OSError as error:
-        raise ConfigError("--json", path, f"cannot be written: {error.strerror}") from error
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="cudagraph-harness dashboard",
+        prog="python -m harness dashboard",
         description="Write a W&B workspace: step time by batch size, waste, memory, the Pareto set, failed rows. "
         "Each call saves a new view.",
     )

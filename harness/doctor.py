@@ -39,7 +39,7 @@ class Finding:
 def run_doctor(argv: list[str]) -> int:
     """Print every finding; 0 if the main job can run on this machine, else 1."""
     parser = argparse.ArgumentParser(
-        prog="cudagraph-harness doctor",
+        prog="python -m harness doctor",
         description="Say what this machine can run and what is missing, with the fix. Changes nothing.",
         epilog="Exit code: 0 if the main job can run here (on a CPU with emulated graphs), else 1.",
     )
@@ -189,17 +189,13 @@ def check_wandb() -> Finding:
     version = _version("wandb")
     if version is None:
         return Finding("wandb", Verdict.LIMITED, "not installed: nothing is published", "pip install -e .")
-    has_netrc = any("api.wandb.ai" in path.read_text(errors="replace") for path in _netrc_files())
-    if os.environ.get("WANDB_API_KEY") or has_netrc:
+    from harness.wandb_key import has_key
+
+    if has_key():
         return Finding("wandb", Verdict.OK, f"{version}, a key is set: tracking=offline or online")
     return Finding(
         "wandb", Verdict.OK, f"{version}, no key: tracking=offline (for tracking=online: wandb login)"
     )
-
-
-def _netrc_files() -> list[Path]:
-    named = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
-    return [named] if named.is_file() else []
 
 
 def check_memory() -> Finding:

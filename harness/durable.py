@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.errors import ConfigError
 from harness.plain import to_plain
 
 
@@ -28,6 +30,47 @@ def replace_file(path: Path, data: bytes) -> None:
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def check_output(option: str, path: Path) -> None:
+    """Raise ConfigError if the file that the user will want by `option` has no folder that can be written."""
+    if not path.parent.is_dir():
+        raise ConfigError(option, path, f"there is no folder {path.parent}")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(option, path, "cannot be written")
+
+
+def write_output(option: str, path: Path, text: str) -> None:
+    """Write the file that the user asked for by `option`. Raises ConfigError where that is not possible."""
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise ConfigError(option, path, f"cannot be written: {error.strerror}") from error
+
+
+class Reserve:
+    """A file that only takes room, so that a full disk still holds the last word about a job."""
+
+    #: A last `result.json` with a long traceback fits.
+    _BYTES = 64 * 1024
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def take(self) -> None:
+        """Take the room. Raises OSError where there is none."""
+        self._path.parent.mkdir(exist_ok=True)
+        self._path.write_bytes(os.urandom(self._BYTES))  # what does not compress
+
+    def give_back(self) -> None:
+        """Leave the room to others."""
+        self._path.unlink(missing_ok=True)
+        remove_if_empty(self._path.parent)
 
 
 class LineFile:

@@ -6,18 +6,25 @@ from __future__ import annotations
 class ConfigError(ValueError):
     """A value in the configuration or on the command line cannot be used.
 
-    Shown without a traceback and mapped to exit code 2. `field` is the dotted key, `value` what was
-    given (as text), `remedy` the sentence that says what to write instead.
+    Shown without a traceback and mapped to exit code 2. `field` is the dotted key or the option, `value` what
+    was given (as text; None for an option that was left out), `remedy` the sentence that says what to write
+    instead.
     """
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         self.field = field
         self.value = value
         self.remedy = remedy
-        super().__init__(f"{field}={as_written(value)}: {remedy}")
+        is_key = not field.startswith(("--", "python -m"))
+        given = f"{field}={as_written(value)}" if is_key or value is not None else field
+        super().__init__(f"{given}: {remedy}")
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.remedy)
+
+
+class RecordError(ValueError):
+    """A record cannot be read or written as asked; the message says why and what to do."""
 
 
 def unwritable(folder: object, error: OSError) -> ConfigError:

@@ -371,7 +371,8 @@ class Experiment:
         try:
             self.record.finish_all()
         except Exception as failure:  # the rows stay readable as parts
-            self.record.warn(f"a part was left as it is: {type(failure).__name__}: {failure}")
+            with suppress(OSError):  # the status is written, and a full disk takes no more
+                self.record.warn(f"a part was left as it is: {type(failure).__name__}: {failure}")
         self.record.close()
 
     def _publish(self, status: Status) -> None:

@@ -85,8 +85,11 @@ def _section(title: str, groups: tuple[str, ...]) -> str:
     for group in groups:
         chosen = _defaults().get(group)
         lines.append(f"  {group}=" + (f"    (default: {chosen})" if chosen else ""))
-        for choice, text in described_choices(group).items():
-            lines += textwrap.wrap(text, 108, initial_indent=f"    {choice:<17} ", subsequent_indent=" " * 22)
+        choices = described_choices(group)
+        width = max(17, *map(len, choices))
+        for choice, text in choices.items():
+            first, later = f"    {choice:<{width}} ", " " * (width + 5)
+            lines += textwrap.wrap(text, 108, initial_indent=first, subsequent_indent=later)
     return "\n".join(lines) + "\n"
 
 

@@ -207,7 +207,8 @@ def conclude(job_dir: Path, status: Status, reason: str, kind: str | None = None
         kind, reason = reason, f"the job's process was ended by {reason}"
     error = {"kind": kind or "ProcessDied", "message": reason, "traceback": _tail(job_dir / LOG_FILE)}
     record.update(status=status, error=error)
-    record.finish_all()
+    with contextlib.suppress(OSError):  # rows that a full disk does not take stay readable as parts
+        record.finish_all()
     _publish(job_dir)
     return status
 
@@ -240,7 +241,8 @@ def log_failure(job_dir: Path) -> None:
     """Write the recorded traceback to the job's log."""
     error = read_result(job_dir)["error"]
     if error and error.get("traceback"):
-        with (job_dir / LOG_FILE).open("a", encoding="utf-8") as log:
+        # A full disk takes no log; the record has the traceback, too.
+        with contextlib.suppress(OSError), (job_dir / LOG_FILE).open("a", encoding="utf-8") as log:
             log.write(f"{error['traceback'].rstrip()}\n")
 
 

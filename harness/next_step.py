@@ -43,6 +43,8 @@ def _after_failure(result: Mapping[str, Any]) -> tuple[list[str], str] | None:
                 1, (_field(result, "capture.max_size") or _field(result, "runner.max_batch_size") or 2) // 2
             )
             return [f"capture.max_size={half}"], "capture half as far, which takes less memory"
+        case Status.INTERRUPTED:
+            return [], "run it again"
         case Status.PARITY_FAILED:
             return ["parity.on_failure=warn"], "measure all the same; every output will say UNVERIFIED"
         case Status.TIMEOUT:

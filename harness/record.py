@@ -6,7 +6,6 @@ under `parts/`, and turned into the named file when their phase ends. `record_re
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import time
@@ -17,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from harness.durable import LineFile, replace_file
+from harness.durable import LineFile, Reserve, remove_if_empty, replace_file
+from harness.errors import RecordError as RecordError
 from harness.plain import to_plain
 from harness.scrub import scrub
 
@@ -232,10 +232,6 @@ STREAMS = {
 }
 
 
-class RecordError(ValueError):
-    """A record cannot be read or written as asked; the message says why and what to do."""
-
-
 class JobRecord:
     """Writes a job's folder. One writer at a time.
 
@@ -249,6 +245,7 @@ class JobRecord:
         self._open: dict[str, LineFile] = {}
         self._clear()
         self._write_result(_blank_result())
+        self._reserve.take()
 
     @classmethod
     def attach(cls, job_dir: str | Path) -> Self:
@@ -268,7 +265,10 @@ class JobRecord:
             raise RecordError(f"result.json has no field {sorted(unknown)}; add it to RESULT_FIELDS")
         result = self._result() | scrub(to_plain(parts))
         if "status" in parts:
-            result["ended_at"] = None if parts["status"] == Status.RUNNING else _now()
+            has_ended = parts["status"] != Status.RUNNING
+            result["ended_at"] = _now() if has_ended else None
+            if has_ended:
+                self._reserve.give_back()
         self._write_result(result)
 
     def warn(self, message: str) -> None:
@@ -305,8 +305,7 @@ class JobRecord:
             metadata["graph_backend"] = backend
         replace_file(path, _encode_table(part_table(self.job_dir, kind), path.suffix, metadata))
         kind.part(self.job_dir).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # other streams still have rows there
-            (self.job_dir / PARTS_DIR).rmdir()
+        remove_if_empty(self.job_dir / PARTS_DIR)
         return path
 
     def finish_all(self) -> list[Path]:
@@ -334,6 +333,11 @@ class JobRecord:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def _reserve(self) -> Reserve:
+        """Room that a running job keeps for its last `result.json`."""
+        return Reserve(self.job_dir / PARTS_DIR / "reserve")
 
     def _line_file(self, stream: str) -> LineFile:
         if stream not in self._open:

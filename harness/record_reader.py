@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 
 def read_result(job_dir: str | Path) -> dict[str, Any]:
-    """Return `result.json`. Raises RecordError if there is none, or if a newer major version wrote it."""
+    """Return `result.json`. Raises RecordError if there is none, if it is damaged, or if a newer major version
+    wrote it."""
     path = Path(job_dir) / RESULT_FILE
     try:
-        result: dict[str, Any] = json.loads(path.read_bytes())
+        result = _json_object(path)
     except FileNotFoundError:
         raise RecordError(f"{job_dir} holds no {RESULT_FILE}; give the folder of one job") from None
     _check_version(result.get("schema_version"), path)
@@ -40,8 +41,21 @@ def read_bench_serve(job_dir: str | Path) -> dict[str, Any] | None:
     path = Path(job_dir) / BENCH_SERVE_FILE
     if not path.exists():
         return None
-    summary: dict[str, Any] = json.loads(path.read_bytes())
-    return summary
+    return _json_object(path)
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise _damaged(path, error) from error
+    if not isinstance(content, dict):
+        raise _damaged(path, "it holds no object")
+    return content
+
+
+def _damaged(path: Path, reason: object) -> RecordError:
+    return RecordError(f"{path} is damaged: {str(reason).splitlines()[0]}; run the job again")
 
 
 def read_stream(job_dir: str | Path, name: str) -> pd.DataFrame:
@@ -49,7 +63,7 @@ def read_stream(job_dir: str | Path, name: str) -> pd.DataFrame:
 
     From the named file, or else from the parts that a running or dead process left. A job that did
     not get there gives no rows. Integers and booleans are nullable columns (`Int64`, `boolean`),
-    floats are NaN where null. Raises RecordError for a newer major version.
+    floats are NaN where null. Raises RecordError for a damaged file and for a newer major version.
     """
     import pandas as pd
     import pyarrow as pa
@@ -67,7 +81,12 @@ def read_table(job_dir: str | Path, name: str) -> pa.Table:
     path = folder / stream.file_name
     if not path.exists():
         return part_table(folder, stream)
-    table = _parquet_table(path) if path.suffix == ".parquet" else _csv_table(folder, path, stream)
+    import pyarrow as pa
+
+    try:
+        table = _parquet_table(path) if path.suffix == ".parquet" else _csv_table(folder, path, stream)
+    except pa.ArrowInvalid as error:
+        raise _damaged(path, error) from error
     return _with_all_columns(table, stream)
 
 

@@ -19,9 +19,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.record import JobRecord
+from harness.record import JobRecord, RecordError
 from harness.record_reader import read_result
 from harness.scrub import scrub
+from harness.wandb_key import has_key
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
@@ -177,7 +178,7 @@ def _start_run(
 ) -> Run:
     import wandb
 
-    if tracking.get("mode") == "online" and not wandb.api.api_key:
+    if tracking.get("mode") == "online" and not has_key():
         raise PublishError("no W&B key on this machine; run `wandb login`, or use tracking.mode=offline")
     config = result["config"] or {}
     return wandb.init(
@@ -287,13 +288,22 @@ def _command(job_dir: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Publish the folders given; 0 if all are published, 1 if not, 2 for a wrong use."""
-    if not arguments:
-        print(f"usage: {_command('JOB_DIR ...')}", file=sys.stderr)
-        return 2
-    outcomes = [publish(folder) for folder in arguments]
-    for folder, outcome in zip(arguments, outcomes, strict=True):
+    if not arguments or arguments[0].startswith("-"):
+        print(
+            f"usage: {_command('JOB_DIR ...')}\n\nPublish recorded jobs to W&B, as their tracking.mode says."
+        )
+        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+    exit_code = 0
+    for folder in arguments:
+        try:
+            outcome = publish(folder)
+        except RecordError as error:
+            print(f"error: {error}", file=sys.stderr)
+            exit_code = 2
+            continue
         print(f"{folder}: {outcome['status']} {outcome['reason'] or outcome['dir'] or ''}".rstrip())
-    return int(any(outcome["status"] == "failed" for outcome in outcomes))
+        exit_code = exit_code or int(outcome["status"] == "failed")
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 from harness.errors import ConfigError
@@ -14,11 +16,34 @@ from runners.capture_sizes import POLICIES
 _TRACE_FORMATS = (*FORMATS, "csv")
 
 
+#: Keys of the configuration that the readers of traces name, and the options that they are here.
+_OPTIONS = {"workload.path": "--workload", "model.max_seq_len": "--max-seq-len"} | {
+    f"workload.{name}": "--" + name.replace("_", "-")
+    for name in (
+        *("format", "columns", "over_length", "max_requests", "duration_s", "rate_scale", "request_rate"),
+        "max_concurrency",
+    )
+}
+_KEY = re.compile("|".join(map(re.escape, _OPTIONS)))
+
+
+@contextmanager
+def keys_as_options() -> Iterator[None]:
+    """Let a ConfigError name the options that the user typed, not the keys of a configuration."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.field not in _OPTIONS:
+            raise
+        remedy = _KEY.sub(lambda key: _OPTIONS[key[0]], error.remedy)
+        raise ConfigError(_OPTIONS[error.field], error.value, remedy) from error
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong as every other part of the program does."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(self.prog.split()[-1], None, f"{message}; see {self.prog} --help")
+        raise ConfigError(self.prog, None, f"{message}; see --help")
 
 
 def parse_plan(argv: Sequence[str]) -> argparse.Namespace:
@@ -36,7 +61,7 @@ def parse_plan(argv: Sequence[str]) -> argparse.Namespace:
     _add_run(parser)
     _add_traffic(parser, (*_TRACE_FORMATS, *ENGINE_LOG_FORMATS))
     _add_limits(parser)
-    budget = parser.add_argument_group("budget (without one: the fewest graphs within 0.5%% of the best)")
+    budget = parser.add_argument_group("budget (without one: the fewest graphs within 0.5% of the best)")
     budget.add_argument("--max-graphs", type=_whole, metavar="N", help="graphs at most")
     budget.add_argument(
         "--memory-mib", type=_positive, metavar="M", help="graph memory on the device at most"
@@ -87,7 +112,7 @@ def parse_simulate(argv: Sequence[str]) -> argparse.Namespace:
         "table of costs for a GPU.",
         "examples:\n"
         "  python -m harness simulate RUN --workload trace.csv --format azure\n"
-        "  python -m harness simulate RUN --workload trace.csv --format azure --sizes 1,2,4,8,64 --slo tpot=30",
+        "  python -m harness simulate RUN --workload trace.csv --format azure --sizes 1,2,4,8,256 --slo tpot=30",
     )
     _add_run(parser)
     _add_traffic(parser, _TRACE_FORMATS)

@@ -74,7 +74,8 @@ class CostTable:
             raise ConfigError(
                 "RUN",
                 self.source.path,
-                f"has no eager time for batches of {batch_size}: set measure.batch_sizes so that they reach it",
+                f"has no eager time for batches of {batch_size}, which no graph holds: end the list of sizes higher, lower "
+                "--max-batch-size, or measure a run with measure.batch_sizes that reach it",
             )
         return self.eager.step_ms(batch_size, num_kv_tokens)
 

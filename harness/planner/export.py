@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.errors import ConfigError
 
@@ -67,7 +67,12 @@ def export_flags(
     if tokens_per_request < 1:
         raise ConfigError("--tokens-per-request", tokens_per_request, "must be at least 1")
     clipped = sorted({size for size in sizes if size <= maximum} | {maximum})
-    return ENGINES[engine](clipped, _version(engine_version), tokens_per_request)
+    flags = ENGINES[engine](clipped, _version(engine_version), tokens_per_request)
+    dropped = sorted({size for size in sizes if size > maximum})
+    if not dropped:
+        return flags
+    note = f"left out, as they are above --max-batch-size {maximum}: {' '.join(map(str, dropped))}"
+    return replace(flags, notes=(note, *flags.notes))
 
 
 def _vllm(sizes: list[int], version: tuple[int, ...] | None, tokens_per_request: int) -> EngineFlags:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.durable import replace_file
+from harness.durable import write_output
 from harness.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def planned_sizes(path: str | Path | None, max_size: int) -> tuple[int, ...]:
 
 
 def write_plan(path: str | Path, content: dict[str, Any]) -> None:
-    """Write a plan's content, as `plan_content` makes it, at once."""
-    replace_file(Path(path), (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+    """Write a plan's content, as `plan_content` makes it, at once. Raises ConfigError where that is not possible."""
+    write_output("--output", Path(path), json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def plan_content(plan: Plan, source: CostSource, workload: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError
-from harness.planner.arguments import parse_export, parse_plan, parse_simulate
+from harness.planner.arguments import keys_as_options, parse_export, parse_plan, parse_simulate
 
 if TYPE_CHECKING:
     import argparse
@@ -24,14 +24,19 @@ if TYPE_CHECKING:
 _MAX_HELD_SHARE = 0.05
 
 
+@keys_as_options()
 def main_plan(argv: Sequence[str]) -> int:
     """Plan, or with --verify compare. Returns 1 only if a verification does not hold."""
     args = parse_plan(argv)
     if args.verify:
         return _verify(args)
+    from harness.durable import check_output
     from harness.planner.inputs import load_inputs, page_bytes, run_of
     from harness.planner.plan_file import plan_content, write_plan
 
+    check_output("--output", Path(args.output))
+    if args.html:
+        check_output("--html", Path(args.html))
     inputs = load_inputs(args)
     plan = _planner(args, inputs).plan()
     plan.warnings.extend([*inputs.warnings, *_cost_warnings(plan, inputs, args)])
@@ -53,6 +58,7 @@ def main_plan(argv: Sequence[str]) -> int:
     return 0
 
 
+@keys_as_options()
 def main_simulate(argv: Sequence[str]) -> int:
     """Replay a trace on a run's costs and print what came out."""
     args = parse_simulate(argv)
@@ -111,7 +117,10 @@ def parse_list(text: str, max_batch_size: int | None) -> tuple[int, ...]:
         return capture_sizes(text, max_batch_size).sizes
     parts = text.strip("[]").replace(",", " ").split()
     if parts and all(part.isdigit() for part in parts):
-        return tuple(sorted({int(part) for part in parts}))
+        sizes = tuple(sorted({int(part) for part in parts}))
+        if not sizes[0]:
+            raise ConfigError("LIST", text, "give sizes of 1 or more")
+        return sizes
     if not Path(text).exists():
         raise ConfigError(
             "LIST", text, f"is no plan file, no sizes such as 1,2,4 and none of {', '.join(POLICIES)}"
@@ -213,14 +222,14 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _write_page(args: argparse.Namespace, plan: Plan, inputs: Inputs) -> None:
-    from harness.durable import replace_file
+    from harness.durable import write_output
     from harness.planner.page import plan_page
 
     source = inputs.costs.source
     measured = ", ".join(filter(None, (source.path, source.model, source.device)))
     traffic = f"{inputs.workload['path'] or source.path} ({inputs.workload['format']})"
     page = plan_page(plan, _all_flags(plan), measured, traffic)
-    replace_file(Path(args.html), page.encode())
+    write_output("--html", Path(args.html), page)
 
 
 def _all_flags(plan: Plan) -> list[Any]:

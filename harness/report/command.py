@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.durable import replace_file
+from harness.durable import write_output
 from harness.errors import ConfigError
 from harness.record import REPORT_FILE, RESULT_FILE, RecordError
 from harness.record_reader import job_folders
@@ -33,10 +33,7 @@ def write_report(folder: Path, output: Path) -> None:
         text = render(page_of(folder))
     except RecordError as error:
         raise ConfigError("PATH", folder, str(error)) from error
-    try:
-        replace_file(output, text.encode())
-    except OSError as error:
-        raise ConfigError("--output", output, f"cannot be written: {error.strerror}") from error
+    write_output("--output", output, text)
 
 
 def page_of(folder: Path) -> Page:
@@ -52,7 +49,7 @@ def page_of(folder: Path) -> Page:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="cudagraph-harness report",
+        prog="python -m harness report",
         description="Make one self-contained HTML page of a job or a sweep from its recorded files.",
     )
     parser.add_argument("path", metavar="PATH", help="folder of a job or of a sweep")

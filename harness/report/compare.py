@@ -191,7 +191,7 @@ def _order(point: Point) -> tuple[int, bool, str, int]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="cudagraph-harness compare",
+        prog="python -m harness compare",
         description="Say for each batch size whether job B is as fast as job A, faster or slower.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

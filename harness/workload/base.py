@@ -55,7 +55,7 @@ class Workload:
         ):
             if number := self.notes.get(note):
                 lines.append(
-                    f"{number} requests longer than model.max_seq_len were {happened}: raise it, or write "
+                    f"{number} request(s) longer than model.max_seq_len {'was' if number == 1 else 'were'} {happened}: raise it, or write "
                     f"workload.over_length={instead}"
                 )
         return lines

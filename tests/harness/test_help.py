@@ -24,6 +24,11 @@ def test_help_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == help_text() * 2
 
 
+def test_help_is_also_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == 0
+    assert capsys.readouterr().out == help_text()
+
+
 def test_help_lists_every_choice_under_its_group() -> None:
     text = help_text()
     for group, choice in CHOICES:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.__main__ import main
 from harness.config_hash import config_hash
 from harness.durable import replace_file
 from harness.plain import to_plain
@@ -23,6 +24,7 @@ from harness.record import RESULT_FIELDS, SCHEMA_VERSION, STREAMS, JobRecord, Re
 from harness.record_reader import arrow_schema, read_bench_serve, read_result, read_stream, read_table
 from harness.scrub import HIDDEN, names_a_secret, scrub, scrub_command
 from tests.harness.job_folder import BENCH_SERVE, CONFIG, ENVIRONMENT, step_row, write_job
+from tests.harness.small_disk import small_disk
 
 ROOT = Path(__file__).parents[2]
 
@@ -400,6 +402,55 @@ def test_a_record_holds_no_object_that_json_has_no_word_for() -> None:
 def test_a_folder_without_a_record_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="holds no result.json"):
         read_result(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\x00\xff"])
+def test_a_damaged_result_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(RecordError, match=r"result\.json is damaged"):
+        read_result(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["steps", "sizes"])
+def test_a_damaged_table_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    write_job(tmp_path)
+    path = tmp_path / STREAMS[name].file_name
+    path.write_text("no,such\nthing\n")
+    with pytest.raises(RecordError, match=rf"{path.name} is damaged"):
+        read_table(tmp_path, name)
+
+
+def test_a_verb_says_what_is_damaged_and_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_job(tmp_path)
+    (tmp_path / "steps.parquet").write_bytes(b"PAR1")
+    for verb in (["report", str(tmp_path)], ["plan", "--verify", str(tmp_path)]):
+        assert main(verb) == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_full_disk_takes_the_last_word_about_a_job(tmp_path: Path) -> None:
+    """The disk is filled by another while the job runs."""
+    disk = tmp_path / "disk"
+    code = """
+import contextlib, sys
+from harness.record import JobRecord, Status
+from harness.record_reader import read_result
+record = JobRecord(sys.argv[1] + "/job")
+with contextlib.suppress(OSError), open(sys.argv[1] + "/other", "wb", buffering=0) as other:
+    while other.write(bytes(512)):
+        pass
+try:
+    record.append_many("samples", [{"batch_size": 1, "sample": i} for i in range(10_000)])
+except OSError as error:
+    record.update(status=Status.FAILED, error={"message": str(error), "traceback": "x" * 20_000})
+result = read_result(sys.argv[1] + "/job")
+print(result["status"], result["error"]["message"])
+"""
+    command = [*small_disk(disk, 1), sys.executable, "-c", code, str(disk)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "failed" in done.stdout and "Errno 28" in done.stdout, done.stderr
 
 
 def test_recording_and_reading_load_no_heavy_library() -> None:

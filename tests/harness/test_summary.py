@@ -166,6 +166,9 @@ class TestNextCommand:
         assert "measure=quick" in self.command(status=Status.TIMEOUT)
         assert self.command(status=Status.FAILED) == "python -m harness doctor"
 
+    def test_what_was_interrupted_can_be_typed_again(self) -> None:
+        assert self.command(status=Status.INTERRUPTED) == "python -m harness capture=explicit"
+
     def test_steps_above_the_largest_capture_size_ask_for_a_longer_list(self, tmp_path: Path) -> None:
         write_job(tmp_path)
         steps = read_stream(tmp_path, "steps")

@@ -23,7 +23,7 @@ from harness.floor import Floor
 from harness.offline_run import is_complete
 from harness.record import JobRecord, Status
 from harness.record_reader import read_bench_serve, read_result
-from harness.tracking import publish, run_tags
+from harness.tracking import main, publish, run_tags
 from harness.tracking_content import MAX_STEPS_LOGGED, History, log_steps
 from tests.harness.job_folder import (
     CAPTURE_SIZES,
@@ -34,6 +34,7 @@ from tests.harness.job_folder import (
     with_tracking,
     write_job,
 )
+from tests.harness.small_disk import small_disk
 from tests.harness.wandb_file import OfflineRun, read_run
 
 ROOT = Path(__file__).parents[2]
@@ -333,17 +334,7 @@ print(tracking.publish(sys.argv[1], timeout_s=4)["status"])
     def test_a_disk_that_is_really_full(self, size_mib: int, reason: str, tmp_path: Path) -> None:
         """A disk of its own, in memory: too small from the start, or filled by another one midway."""
         disk = tmp_path / "disk"
-        disk.mkdir()
-        wrap = [
-            "unshare",
-            "--mount",
-            "sh",
-            "-c",
-            f'mount -t tmpfs -o size={size_mib}m none {disk} && exec "$@"',
-            "-",
-        ]
-        if subprocess.run([*wrap, "true"], capture_output=True, check=False).returncode:
-            pytest.skip("only root can mount a disk, and not everywhere")
+        wrap = small_disk(disk, size_mib)
         write_job(tmp_path / "job", config=with_tracking(dir=str(disk)))
         code = """
 import contextlib, sys
@@ -417,6 +408,32 @@ tracking.publish(Path(sys.argv[1]) / "next")
         assert (hung["status"], hung["wandb"]["status"]) == ("ok", "failed")
         assert "did not finish within 5 s" in hung["wandb"]["reason"]
         assert following["wandb"]["status"] == "ok", following["wandb"]["reason"]
+
+
+def test_the_command_names_a_folder_without_a_record_and_publishes_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_job(tmp_path / "job", config=with_tracking(mode="disabled"))
+    assert main([str(tmp_path), str(tmp_path / "job")]) == 2
+    shown = capsys.readouterr()
+    assert "holds no result.json" in shown.err and f"{tmp_path / 'job'}: disabled" in shown.out
+    assert main(["--help"]) == 0 and main(["--halp"]) == 2
+
+
+def test_a_key_is_looked_for_where_wandb_puts_it(tmp_path: Path) -> None:
+    code = """
+import sys
+from harness.wandb_key import has_key
+print(has_key())
+"""
+    netrc = tmp_path / "netrc"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    environment |= {"NETRC": str(netrc), "WANDB_BASE_URL": "https://wandb.example.org"}
+    for machine, expected in (("other.example.org", "False"), ("wandb.example.org", "True")):
+        netrc.write_text(f"machine {machine}\n  login user\n  password x\n")
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        assert (done.stdout.strip(), done.stderr) == (expected, "")
 
 
 PUBLISH = """

@@ -151,6 +151,40 @@ def test_a_list_is_sizes_a_policy_or_a_plan(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no plan file"):
         parse_list("absent.json", None)
 
+    for zero in ("0", "0,4"):
+        with pytest.raises(ConfigError, match="1 or more"):
+            parse_list(zero, None)
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    for option in ("--output", "--html"):
+        for path in (tmp_path / "none" / "plan.json", tmp_path):
+            with pytest.raises(ConfigError, match=f"^{option}={path}"):
+                main_plan([str(tmp_path / "no_run"), option, str(path)])
+
+
+def test_what_is_wrong_with_the_traffic_names_the_options(run: Path, trace: Path) -> None:
+    for changes, expected in (
+        (["--workload", "/nowhere"], "--workload=/nowhere: cannot be read"),
+        (
+            ["--max-seq-len", "9", "--over-length", "error"],
+            "--over-length=error: .*longer than --max-seq-len",
+        ),
+        (["--format", "azur"], "python -m harness simulate: argument --format: invalid choice"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{expected}"):
+            main_simulate([str(run), *traffic_of(trace), *changes])
+    with pytest.raises(ConfigError, match="^--format: name the format"):
+        main_simulate([str(run), "--workload", str(trace)])
+
+
+def test_export_says_which_sizes_it_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_export(["1,2,700", "--engine", "vllm", "--max-batch-size", "300"]) == 0
+    shown = capsys.readouterr()
+    assert (
+        "--cudagraph-capture-sizes 1 2 300 " in shown.out and "above --max-batch-size 300: 700" in shown.err
+    )
+
 
 def test_export_prints_the_flags_alone_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_export(["1,2,8", "--engine", "sglang", "--max-batch-size", "9"]) == 0
