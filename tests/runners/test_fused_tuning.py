@@ -40,6 +40,16 @@ def test_a_shipped_table_knows_each_product_at_each_number_of_rows(path: Path) -
                 assert entry is not None and entry["rows"] >= rows
                 tile = recipe_of(entry).tile
                 assert tile is None or tile.block_m > 0 or rows == 1, "that kernel takes one row"
+                assert tile is None or tile.inputs_per_split(int(product_of(dims, name).weight.shape[1]))
+
+
+def test_a_tile_without_a_loop_is_refused_where_it_would_leave_inputs_out() -> None:
+    tile = Tile(32, 32, 512, splits=4, stages=0, ahead=512)
+    assert tile.inputs_per_split(2048) == 512
+    with pytest.raises(
+        ValueError, match="m32n32k512s4w4x0a512 has no loop and loads 512 .* of 4096 inputs has 1024"
+    ):
+        tile.inputs_per_split(4096)
 
 
 def test_a_table_of_another_type_or_shape_knows_nothing() -> None:

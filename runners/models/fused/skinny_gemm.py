@@ -31,6 +31,16 @@ class Tile:
     #: The loop's first turns of the weight are in flight before the kernel before has ended.
     early: bool = False
 
+    def inputs_per_split(self, k: int) -> int:
+        """Inputs of each split of a product of `k`: whole blocks. ValueError for more than a tile without a loop loads."""
+        inputs = -(-k // (self.splits * self.block_k)) * self.block_k
+        if self.block_m and not self.stages and inputs > self.ahead:
+            raise ValueError(
+                f"tile {self} has no loop and loads {self.ahead} elements of each weight row, but a split of {k} "
+                f"inputs has {inputs}: give it more splits, or stages"
+            )
+        return inputs
+
     def __str__(self) -> str:
         kind = "gemv" if self.block_m == 0 else f"m{self.block_m}"
         name = f"{kind}n{self.block_n}k{self.block_k}s{self.splits}w{self.num_warps}"
@@ -174,7 +184,7 @@ def _launch(
     (num_rows, k), n = x.shape, product.num_outputs
     tiles = -(-n // tile.block_n)
     num_squares = squares.shape[1] if product.scaled else 1
-    k_per_split = -(-k // (tile.splits * tile.block_k)) * tile.block_k
+    k_per_split = tile.inputs_per_split(k)
     # The bulk prefetch counts in 16 bytes and takes 16-bit weights.
     can_prefetch = k % 8 == 0 and product.weight.element_size() == 2
     common = {
