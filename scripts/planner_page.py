@@ -110,26 +110,41 @@ def plan_table(plans: dict[str, dict[str, Any]]) -> str:
 
 
 def halves(plans: dict[str, dict[str, Any]]) -> str:
-    """Say for each trace which engines' lists are matched with at most half of their graphs."""
+    """Say for each engine's list and trace whether at most half of its graphs do as well."""
     lines = [
-        "The best list of at most half of an engine's graphs against that engine's whole list (the interval of the gain "
-        "lies above zero, includes it, or lies below):",
+        "For each engine's list the best one of at most half its graphs, `--default ENGINE --max-graphs HALF`: **adopt** it "
+        "where the whole interval of its gain shows that it is no slower, or else **keep** the engine's list. Where it "
+        "is slower, *in hindsight* is the gain of the best list of as many graphs for the held-out part itself.",
         "",
-        "| trace | faster | not told apart | slower |",
-        "|---|---|---|---|",
+        f"| engine's list (graphs) | {' | '.join(plans)} |",
+        "|---" * (len(plans) + 1) + "|",
     ]
-    for trace, content in plans.items():
-        told: dict[str, list[str]] = {"faster": [], "even": [], "slower": []}
-        for row in content["halves"]:
-            told[sign(row)].append(f"{row['engine']} ({row['num_graphs']}: {gain_text(row)})")
-        lines.append(f"| {trace} | {' | '.join('; '.join(rows) or '-' for rows in told.values())} |")
-    return "\n".join(lines)
+    rows = [{row["engine"]: row for row in content["halves"]} for content in plans.values()]
+    for name, row in rows[0].items():
+        cells = " | ".join(half_text(by_engine[name]) for by_engine in rows)
+        lines.append(f"| {name} ({row['engine_num_graphs']}) | {cells} |")
+    return "\n".join([*lines, "", *counts(plans)])
 
 
-def sign(row: dict[str, Any]) -> str:
-    """Say where the interval of a gain lies; without one (too few windows) nothing is told apart."""
-    low, high = row["interval"] or (0.0, 0.0)
-    return "faster" if low > 0 else "slower" if high < 0 else "even"
+def half_text(row: dict[str, Any]) -> str:
+    verdict, gain = row["verdict"], f"{row['num_graphs']} graphs: {gain_text(row)}"
+    if verdict["decision"] == "adopt":
+        return f"**adopt** {gain}"
+    reason = verdict["reason"].replace("_", " ")
+    if verdict["reason"] == "slower":
+        reason += f", in hindsight {percent(verdict['hindsight_gain'])}"
+    return f"**keep**, {gain}, {reason}"
+
+
+def counts(plans: dict[str, dict[str, Any]]) -> list[str]:
+    """How many verdicts of each kind there are."""
+    verdicts = [row["verdict"] for content in plans.values() for row in content["halves"]]
+    adopted = sum(verdict["decision"] == "adopt" for verdict in verdicts)
+    slower = sum(verdict["reason"] == "slower" for verdict in verdicts)
+    return [
+        f"Of {len(verdicts)} verdicts {adopted} are to adopt and {len(verdicts) - adopted} to keep, "
+        f"{slower} of these because half is slower."
+    ]
 
 
 def warnings(plans: dict[str, dict[str, Any]]) -> str:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 #: Shares of the weight that are tried.
 SLACKS = (0.0, 0.003, 0.01, 0.03, 0.1)
-#: A larger slack must lower the worst regret by this much: less is noise.
-_MIN_IMPROVEMENT = 1e-4
+#: Slacks whose worst regrets differ by no more than this are equal: less is noise.
+_RESOLUTION = 1e-4
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,23 @@ def choose_slack(
     windows: Sequence[CaptureProblem],
     spread: CaptureProblem,
     choose: Callable[[CaptureProblem], CaptureChoice],
+    prefers_few_graphs: bool,
 ) -> Slack:
     """Return the slack whose worst window, of those left out in turn, regrets least.
 
     Each window is left out once; a list is chosen on the others with each slack, and its step time in
     the window left out is compared with that of the best list of as many graphs for that window.
+    Slack asks for graphs where the windows show no batches. So of equals the smallest is taken if few
+    graphs are wanted. Within a budget graphs are free, and the windows show no drift beyond the time that
+    they span: there the largest is taken.
     """
     windows = [window for window in windows if window.total_weight]
     if len(windows) < 2:
         return Slack(0.0, None, {})
     tried = {share: max(_regrets(windows, spread, share, choose)) for share in SLACKS}
-    best = SLACKS[0]
-    for share in SLACKS[1:]:
-        if tried[share] < tried[best] - _MIN_IMPROVEMENT:
-            best = share
+    enough = min(tried.values()) + _RESOLUTION
+    equals = [share for share, regret in tried.items() if regret <= enough]
+    best = min(equals) if prefers_few_graphs else max(equals)
     return Slack(best, tried[best], tried)
 
 

@@ -79,6 +79,10 @@ class Comparison:
         return self.interval is not None and self.interval[0] > RESOLUTION
 
     @property
+    def is_no_worse(self) -> bool:
+        return self.interval is not None and self.interval[0] >= -RESOLUTION
+
+    @property
     def is_worse(self) -> bool:
         return self.interval is not None and self.interval[1] < -RESOLUTION
 

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.planner.tables import gain_text, verdict_lines
+from harness.planner.tables import (
+    HALVES_COLUMNS,
+    HALVES_NOTE,
+    gain_text,
+    half_cells,
+    half_lines,
+    halves_title,
+    verdict_lines,
+)
 
 if TYPE_CHECKING:
     from harness.planner.export import EngineFlags
@@ -30,14 +38,17 @@ def plan_page(plan: Plan, flags: Sequence[EngineFlags], source: str, workload: s
     body = [
         "<h1>Capture plan</h1>",
         f'<p class="verdict">{html.escape(verdict)}</p>',
-        *(f"<p>{html.escape(line)}</p>" for line in lines),
+        *(f"<p>{html.escape(line)}</p>" for line in [*lines, *half_lines(plan)]),
         f"<p>Costs: {html.escape(source)}. Traffic: {html.escape(workload)}.</p>",
         *(f'<p class="warning">{html.escape(warning)}</p>' for warning in plan.warnings),
         _chart("histogram", *_histogram(plan)),
         _chart("lists", *_lists(plan)),
         _chart("front", *_front(plan)),
         "<h2>Lists on the held-out part</h2>",
-        _table(plan),
+        _judged_table(plan),
+        f"<h2>{html.escape(halves_title(plan))}</h2>",
+        _table(HALVES_COLUMNS, map(half_cells, plan.halves)),
+        f"<p>{html.escape(HALVES_NOTE)}</p>",
         "<h2>Flags</h2>",
         *(_flags(engine) for engine in flags),
     ]
@@ -111,10 +122,8 @@ def _rows(plan: Plan) -> list[Judged]:
     return list(rows.values())
 
 
-def _table(plan: Plan) -> str:
-    head = "".join(
-        f"<th>{name}</th>" for name in ("list", "graphs", "step ms", "plan's gain [95%]", "MiB", "capture s")
-    )
+def _judged_table(plan: Plan) -> str:
+    heads = ("list", "graphs", "step ms", "plan's gain [95%]", "MiB", "capture s")
     cells = (
         (
             row.name,
@@ -126,8 +135,13 @@ def _table(plan: Plan) -> str:
         )
         for row in _rows(plan)
     )
+    return _table(heads, cells)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in cells
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><tr>{head}</tr>{body}</table>"
 

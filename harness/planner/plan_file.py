@@ -12,12 +12,13 @@ from harness.errors import ConfigError
 
 if TYPE_CHECKING:
     from harness.planner.cost import CostSource
+    from harness.planner.halves import HalfSize
     from harness.planner.honesty import Comparison
     from harness.planner.optimise import CaptureChoice
     from harness.planner.plan import Judged, Plan
 
 #: Readers refuse a newer major version.
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 _KIND = "capture_plan"
 _FIELD = "capture.plan_path"
 
@@ -103,10 +104,7 @@ def plan_content(plan: Plan, source: CostSource, workload: dict[str, Any]) -> di
             "simulation": simulation.as_dict() if simulation else None,
         },
         "judged": [_judged(row) for row in (plan.plan, plan.default, *plan.engines)],
-        "halves": [
-            {"engine": row.engine.name, **_judged(row.half), **_comparison(row.comparison)}
-            for row in plan.halves
-        ],
+        "halves": [_half(row) for row in plan.halves],
         "hindsight_step_ms": plan.hindsight_step_ms,
         "optimality_gap": plan.choice.gap,
         "slack": asdict(plan.slack),
@@ -141,6 +139,23 @@ def _judged(row: Judged) -> dict[str, Any]:
         "padding_waste": simulation.padding_waste() if simulation else None,
         **_comparison(row.against),
         "sizes": list(row.sizes),
+    }
+
+
+def _half(row: HalfSize) -> dict[str, Any]:
+    return {
+        "engine": row.engine.name,
+        "engine_num_graphs": len(row.engine.sizes),
+        "engine_step_ms": row.engine.step_ms,
+        "max_graphs": row.max_graphs,
+        "verdict": {
+            "decision": "adopt" if row.is_adopted else "keep_default",
+            "reason": row.reason,
+            "regret": row.regret,
+            "hindsight_gain": row.hindsight_gain,
+        },
+        **_judged(row.half),
+        **_comparison(row.comparison),
     }
 
 

@@ -10,20 +10,44 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from harness.planner.export import EngineFlags
+    from harness.planner.halves import HalfSize
     from harness.planner.honesty import Comparison
     from harness.planner.plan import Judged, Plan
     from harness.planner.verify import Verification
 
 _MIB = 1024**2
+_REASONS = {
+    "no_slower": "no slower",
+    "slower": "slower",
+    "within_noise": "within noise",
+    "too_little_traffic": "too little traffic",
+    "same_list": "no list has fewer graphs",
+}
+
+HALVES_COLUMNS = (
+    "engine",
+    "graphs",
+    "step ms",
+    "half",
+    "step ms",
+    "half's gain [95%]",
+    "regret",
+    "hindsight",
+    "verdict",
+)
+HALVES_NOTE = (
+    "hindsight: the gain of the best list of as many graphs, had this part of the traffic been known. "
+    "For a half list as the plan, flags and all: --default ENGINE --max-graphs GRAPHS/2"
+)
 
 
 def print_plan(console: Console, plan: Plan, knows_memory: bool, kv_page_bytes: int | None) -> None:
-    """The verdict first, then the lists side by side, then what half as many graphs would do."""
-    for line in verdict_lines(plan):
+    """The verdicts first, then the lists side by side, then what half as many graphs would do."""
+    for line in [*verdict_lines(plan), *half_lines(plan)]:
         console.print(line, highlight=False)
     console.print(_judged_table(plan, knows_memory, kv_page_bytes))
-    if plan.halves:
-        console.print(_halves_table(plan))
+    console.print(_halves_table(plan))
+    console.print(HALVES_NOTE, highlight=False)
     for line in _fit_lines(plan):
         console.print(line, highlight=False)
     for warning in plan.warnings:
@@ -49,6 +73,34 @@ def verdict_lines(plan: Plan) -> list[str]:
             f"the plan is no slower with {fewer} graphs fewer: worth it where graph memory or start-up time matters"
         )
     return lines
+
+
+def halves_title(plan: Plan) -> str:
+    within = "" if plan.budget.is_unlimited else " and within the budget"
+    return f"At most half of an engine's graphs{within}, held-out part"
+
+
+def half_lines(plan: Plan) -> list[str]:
+    """For which engines' lists at most half of the graphs do as well, and for which not."""
+    adopted = [row.engine.name for row in plan.halves if row.is_adopted]
+    kept = [row.engine.name for row in plan.halves if not row.is_adopted]
+    verdicts = (("adopt it in place of the list of", adopted), ("keep the list of", kept))
+    return [f"at most half the graphs: {word} {', '.join(names)}" for word, names in verdicts if names]
+
+
+def half_cells(row: HalfSize) -> tuple[str, ...]:
+    """An engine's list beside its half, in the order of `HALVES_COLUMNS`."""
+    return (
+        row.engine.name,
+        str(len(row.engine.sizes)),
+        _number(row.engine.step_ms, 3),
+        str(len(row.half.sizes)),
+        _number(row.half.step_ms, 3),
+        gain_text(row.comparison),
+        "-" if row.regret is None else f"{row.regret:.2%}",
+        "-" if row.hindsight_gain is None else f"{row.hindsight_gain:+.2%}",
+        f"{'adopt' if row.is_adopted else 'keep the default'}: {_REASONS[row.reason]}",
+    )
 
 
 def gain_text(comparison: Comparison | None) -> str:
@@ -93,18 +145,11 @@ def _judged_table(plan: Plan, knows_memory: bool, kv_page_bytes: int | None) -> 
 
 
 def _halves_table(plan: Plan) -> Table:
-    table = Table(title="Half of an engine's graphs", title_justify="left")
-    for name in ("engine", "graphs", "step ms", "at most half", "step ms", "gain [95%]"):
-        table.add_column(name, justify="left" if name == "engine" else "right")
+    table = Table(title=halves_title(plan), title_justify="left")
+    for name in HALVES_COLUMNS:
+        table.add_column(name, justify="left" if name in ("engine", "verdict") else "right")
     for row in plan.halves:
-        table.add_row(
-            row.engine.name,
-            str(len(row.engine.sizes)),
-            _number(row.engine.step_ms, 3),
-            str(len(row.half.sizes)),
-            _number(row.half.step_ms, 3),
-            gain_text(row.comparison),
-        )
+        table.add_row(*half_cells(row))
     return table
 
 

@@ -106,6 +106,9 @@ class LoggedTraffic:
     runner: Runner = field(default_factory=Runner)
     has_feedback: bool = False
 
+    def __post_init__(self) -> None:
+        self._known: dict[tuple[int, ...], ListTraffic] = {}
+
     @property
     def num_windows(self) -> int:
         return len(self.histogram)
@@ -115,5 +118,8 @@ class LoggedTraffic:
         return int(self.histogram.shape[1]) - 1
 
     def under(self, sizes: Sequence[int]) -> ListTraffic:
-        times = step_times(self.costs, sizes, self.max_batch_size, 0, self.grid, self.runner)
-        return ListTraffic(times, self.histogram, None)
+        key = tuple(sorted(sizes))
+        if key not in self._known:
+            times = step_times(self.costs, key, self.max_batch_size, 0, self.grid, self.runner)
+            self._known[key] = ListTraffic(times, self.histogram, None)
+        return self._known[key]

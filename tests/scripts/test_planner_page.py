@@ -12,6 +12,19 @@ def judged(name: str, num_graphs: int, step_ms: float) -> dict[str, object]:
     return {"name": name, "num_graphs": num_graphs, "step_ms": step_ms}
 
 
+def half(
+    name: str, num_graphs: int, gain: float, interval: list[float] | None, reason: str
+) -> dict[str, object]:
+    verdict = {
+        "decision": "adopt" if reason == "no_slower" else "keep_default",
+        "reason": reason,
+        "regret": max(0.0, -gain),
+        "hindsight_gain": gain + 0.005,
+    }
+    row = {"engine": name, "engine_num_graphs": 12, "num_graphs": num_graphs, "verdict": verdict}
+    return row | {"gain": gain, "interval": interval}
+
+
 PLAN = {
     "sizes": [1, 8, 64],
     "verdict": {"decision": "use_plan", "gain": 0.05, "interval": [0.01, 0.09]},
@@ -20,10 +33,10 @@ PLAN = {
         *(judged(name, 12, 5.0) for name in ("vllm", "sglang", "tensorrt_llm", "lmdeploy")),
     ],
     "halves": [
-        {"engine": "vllm", "num_graphs": 6, "gain": 0.04, "interval": [0.01, 0.07]},
-        {"engine": "sglang", "num_graphs": 5, "gain": 0.04, "interval": [-0.01, 0.07]},
-        {"engine": "tgi", "num_graphs": 2, "gain": -0.02, "interval": [-0.03, -0.01]},
-        {"engine": "lmdeploy", "num_graphs": 2, "gain": 0.02, "interval": None},
+        half("vllm", 6, 0.04, [0.01, 0.07], "no_slower"),
+        half("sglang", 5, 0.04, [-0.01, 0.07], "within_noise"),
+        half("tgi", 2, -0.02, [-0.03, -0.01], "slower"),
+        half("lmdeploy", 2, 0.02, None, "too_little_traffic"),
     ],
     "warnings": ["3% of the steps"],
 }
@@ -36,13 +49,14 @@ def test_a_plan_becomes_a_row_beside_the_engines_lists() -> None:
     )
 
 
-def test_half_lists_are_told_by_where_their_interval_lies() -> None:
-    *_, row = planner_page.halves({"a trace": PLAN}).splitlines()
-    _, trace, faster, even, slower, _ = (cell.strip() for cell in row.split("|"))
-    assert trace == "a trace"
-    assert faster == "vllm (6: +4.00% [+1.00%, +7.00%])"
-    assert even == "sglang (5: +4.00% [-1.00%, +7.00%]); lmdeploy (2: +2.00%)"
-    assert slower == "tgi (2: -2.00% [-3.00%, -1.00%])"
+def test_each_engine_has_its_verdict_on_each_trace() -> None:
+    *_, vllm, sglang, tgi, lmdeploy, _, counted = planner_page.halves({"one": PLAN, "two": PLAN}).splitlines()
+    adopt = "**adopt** 6 graphs: +4.00% [+1.00%, +7.00%]"
+    assert vllm == f"| vllm (12) | {adopt} | {adopt} |"
+    assert "**keep**, 5 graphs: +4.00% [-1.00%, +7.00%], within noise" in sglang
+    assert "**keep**, 2 graphs: -2.00% [-3.00%, -1.00%], slower, in hindsight -1.50%" in tgi
+    assert "**keep**, 2 graphs: +2.00%, too little traffic" in lmdeploy
+    assert counted.startswith("Of 8 verdicts 2 are to adopt and 6 to keep, 2 of these")
 
 
 def test_the_warnings_are_named() -> None:

@@ -30,15 +30,29 @@ def everywhere(costs: CostTable) -> CaptureProblem:
     return capture_problem(costs, spread(MAX_BATCH_SIZE, 500.0), SIZES)
 
 
-def test_steady_traffic_needs_no_slack(costs: CostTable) -> None:
-    slack = choose_slack([window(costs, 3, 7, 12)] * 4, everywhere(costs), three_graphs)
+def test_within_a_budget_steady_traffic_takes_the_most_slack_that_costs_nothing(costs: CostTable) -> None:
+    slack = choose_slack([window(costs, 3, 7, 12)] * 4, everywhere(costs), three_graphs, False)
+    free = [share for share, regret in slack.tried.items() if regret <= 1e-4]
+    assert slack.share == max(free)
+    assert slack.worst_regret is not None and slack.worst_regret <= 1e-4
+
+
+def test_steady_traffic_needs_no_slack_where_few_graphs_are_wanted(costs: CostTable) -> None:
+    slack = choose_slack([window(costs, 3, 7, 12)] * 4, everywhere(costs), three_graphs, True)
     assert slack.share == 0.0
     assert slack.worst_regret == pytest.approx(0.0)
 
 
+def test_slack_that_steady_traffic_would_pay_for_is_not_taken(costs: CostTable) -> None:
+    """Much of it moves one of the two free graphs away from the batches that run."""
+    slack = choose_slack([window(costs, 48, 49, 64)] * 4, everywhere(costs), three_graphs, False)
+    assert 0.0 < slack.share < 0.1
+    assert slack.tried[slack.share] == pytest.approx(0.0) and slack.tried[0.1] > 1e-3
+
+
 def test_a_window_that_the_others_do_not_show_asks_for_slack(costs: CostTable) -> None:
     windows = [window(costs, 1, 2)] * 4 + [window(costs, 10, 15)]
-    slack = choose_slack(windows, everywhere(costs), three_graphs)
+    slack = choose_slack(windows, everywhere(costs), three_graphs, True)
     assert slack.share > 0.0
     assert slack.worst_regret is not None and slack.worst_regret < slack.tried[0.0]
 
@@ -55,5 +69,5 @@ def test_slack_keeps_the_weight(costs: CostTable) -> None:
 
 
 def test_a_single_window_tells_nothing_of_drift(costs: CostTable) -> None:
-    slack = choose_slack([window(costs, 1)], everywhere(costs), three_graphs)
+    slack = choose_slack([window(costs, 1)], everywhere(costs), three_graphs, True)
     assert slack.share == 0.0 and slack.worst_regret is None

@@ -75,13 +75,6 @@ def test_every_engine_is_judged_with_and_without_its_own_gap(plan: Plan) -> None
     assert "tgi, own gap" in names
 
 
-def test_half_of_an_engines_graphs_is_at_most_half(plan: Plan) -> None:
-    assert plan.halves
-    for row in plan.halves:
-        assert len(row.half.sizes) <= len(row.engine.sizes) // 2
-        assert row.comparison is not None
-
-
 def test_a_budget_is_kept(costs: CostTable) -> None:
     plan = planner(costs, (MAX_BATCH_SIZE,), Budget(max_graphs=3, memory_mib=85.0)).plan()
     assert plan.choice.num_graphs <= 3

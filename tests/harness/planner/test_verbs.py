@@ -48,9 +48,14 @@ def test_a_plan_is_printed_written_and_drawn(
     content = json.loads(plan.read_text())
     assert len(content["sizes"]) <= 4 and content["sizes"][-1] == 64
     assert content["verdict"]["decision"] in ("use_plan", "keep_default")
+    assert "At most half of an engine's graphs" in shown and "at most half the graphs: " in shown
+    for row in content["halves"]:
+        assert row["num_graphs"] <= min(4, row["max_graphs"])
+        assert (row["verdict"]["decision"] == "adopt") == (row["verdict"]["reason"] == "no_slower")
     assert content["prediction"]["simulation"]["completed"] == 1500
     drawn = page.read_text()
     assert "Plotly.newPlot" in drawn and "Pareto front" in drawn
+    assert "At most half of an engine&#x27;s graphs" in drawn and "keep the default: " in drawn
     assert 'src="http' not in drawn and "<link" not in drawn
 
 
@@ -225,3 +230,18 @@ def test_the_verbs_import_neither_torch_nor_pandas() -> None:
         "print(sorted({'torch', 'transformers', 'wandb', 'pandas', 'flashinfer'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("over_length", "said"),
+    [
+        ("clip", "of 1,500 requests are longer than 250 tokens"),
+        ("skip", "requests longer than 250 tokens were left out"),
+    ],
+)
+def test_requests_that_a_run_cannot_hold_are_warned_of(
+    run: Path, trace: Path, tmp_path: Path, over_length: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(run), *traffic_of(trace), "--max-seq-len", "250", "--over-length", over_length]
+    assert main_plan([*arguments, "--output", str(tmp_path / "plan.json")]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
