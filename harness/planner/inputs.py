@@ -63,7 +63,7 @@ def load_inputs(args: argparse.Namespace) -> Inputs:
         runner=runner_of(args),
         slo_ms=args.slo,
     )
-    return Inputs(costs, traffic, described, list(costs.source.warnings))
+    return Inputs(costs, traffic, described, [*costs.source.warnings, *_length_warnings(workload, limits)])
 
 
 def load_stream(args: argparse.Namespace) -> Inputs:
@@ -169,6 +169,22 @@ def _workload(
         "max_concurrency": workload.max_concurrency,
         "notes": workload.notes,
     }
+
+
+def _length_warnings(workload: Workload, limits: SchedulerLimits) -> list[str]:
+    """Say what became of requests that are longer than the run can hold."""
+    lines, longest = [], f"{limits.max_request_tokens:,} tokens"
+    if clipped := workload.notes.get("num_clipped"):
+        lines.append(
+            f"{clipped:,} of {len(workload):,} requests are longer than {longest} and were shortened to it: "
+            "--over-length skip leaves them out"
+        )
+    if skipped := workload.notes.get("num_skipped"):
+        lines.append(
+            f"{skipped:,} requests longer than {longest} were left out, {len(workload):,} are planned for: "
+            "--over-length clip shortens them"
+        )
+    return lines
 
 
 def _format(args: argparse.Namespace) -> str:

@@ -158,6 +158,24 @@ def test_a_list_is_charged_the_first_capture_once() -> None:
     assert captures.by_class([8, 64])["pinned_bytes"] == 2 * 4096
 
 
+def test_blocks_of_the_driver_are_shared_by_the_nodes_that_fill_them() -> None:
+    """Of three graphs beside the largest one took a block of 2 MiB; the first of them has twice the nodes."""
+    taken = {64: (8 << 20, 200), 32: (0, 200), 16: (2 << 20, 100), 8: (0, 100)}
+    rows = [
+        capture_row(size, 64, "cuda") | {"device_bytes": num_bytes, "num_nodes": num_nodes}
+        for size, (num_bytes, num_nodes) in taken.items()
+    ]
+    captures = CaptureCosts.from_rows(rows)
+    assert captures is not None
+    pool = 1 << 20
+    assert captures.device_bytes([8, 16, 32, 64]).tolist() == [
+        pool + (1 << 19),
+        pool + (1 << 19),
+        pool + (1 << 20),
+        72 << 20,
+    ]
+
+
 def test_a_memory_class_that_was_not_measured_is_named() -> None:
     rows = [capture_row(size, 64, "cuda") | {"device_bytes": None} for size in (64, 32)]
     captures = CaptureCosts.from_rows(rows)
