@@ -72,7 +72,7 @@ def profile_steps(
         for size in sizes:
             for plan in _plans(runner, size, is_largest=size == max(sizes)):
                 backend = "none" if plan.mode == "eager" else runner.graph_backend
-                events = _profiled(runner, probe.decode_batch(size), plan)
+                events = profiled_steps(runner, probe.decode_batch(size), plan)
                 steps = kernels_by_step(events)
                 point = {"batch_size": size, "mode": plan.mode, "graph_backend": backend}
                 rows = kernel_rows(steps) if any(steps) else operator_rows(events)
@@ -96,7 +96,8 @@ def _plans(runner: ModelRunner, size: int, is_largest: bool) -> Iterable[StepPla
         yield StepPlan("eager", (), "forced")
 
 
-def _profiled(runner: ModelRunner, batch: ForwardBatch, plan: StepPlan) -> list[Event]:
+def profiled_steps(runner: ModelRunner, batch: ForwardBatch, plan: StepPlan) -> list[Event]:
+    """Return what torch's profiler saw of a few steps of `batch` by `plan`, each marked."""
     work = DeviceWork(runner.device)
     for _ in range(_NUM_WARMUP):
         runner.forward(batch, plan=plan)
