@@ -55,7 +55,7 @@ def test_a_plan_is_printed_written_and_drawn(
     assert content["prediction"]["simulation"]["completed"] == 1500
     drawn = page.read_text()
     assert "Plotly.newPlot" in drawn and "Pareto front" in drawn
-    assert "At most half of an engine&#x27;s graphs" in drawn and "keep the default: " in drawn
+    assert "At most half of an engine&#x27;s graphs" in drawn and "<th>verdict</th>" in drawn
     assert 'src="http' not in drawn and "<link" not in drawn
 
 
