@@ -40,6 +40,21 @@ class _Sequence:
         self.row: int | None = None
 
 
+class _Decoding:
+    """The requests of the last decode step: most steps have those of the step before, a token longer."""
+
+    __slots__ = ("ends", "places", "request_ids", "rows", "sequences", "unknown")
+
+    def __init__(self, step: ScheduledStep, sequences: list[_Sequence]) -> None:
+        self.request_ids = step.request_ids
+        self.sequences = sequences
+        self.rows = np.array([sequence.row for sequence in sequences], dtype=np.int32)
+        self.ends = np.array(step.ends, dtype=np.int32)
+        #: Token ids and sources of a step whose tokens all come from the one in flight.
+        self.unknown = np.zeros(step.batch_size, dtype=np.int64)
+        self.places = np.arange(step.batch_size, dtype=np.int32)
+
+
 class ModelExecutor:
     """An `Executor` over a `ModelRunner`; prompts are random token ids, seeded per request.
 
@@ -65,8 +80,9 @@ class ModelExecutor:
         #: The steps that were launched and not resolved, oldest first.
         self._in_flight: deque[_Handle] = deque()
         self._resolved: Instant | None = None
-        #: The requests of the last decode step and their rows: most steps have those of the step before.
-        self._decoding: tuple[list[int], list[_Sequence], np.ndarray] | None = None
+        self._decoding: _Decoding | None = None
+        #: The requests of the last step resolved and the tokens read, if that was a decode step.
+        self._last_read: tuple[list[int], np.ndarray] | None = None
         self._watch = TelemetryWatch(telemetry or Telemetry.of(runner.device))
         self._throttled: bool | None = None
         self._num_steps = 0
@@ -129,33 +145,36 @@ class ModelExecutor:
             sequence.row = None
 
     def _decode_batch(self, step: ScheduledStep) -> ForwardBatch:
-        sequences, rows = self._sequences_and_rows(step.request_ids)
-        ends = np.array(step.ends, dtype=np.int32)
+        decoding = self._decoding_of(step)
+        rows, ends = decoding.rows, decoding.ends
         if not self._runner.kv.open_pages(rows, ends):
             raise OutOfPagesError(
                 f"a decode step of {len(rows)} requests got no pages for its tokens: the scheduler counted on some "
                 "that the pool does not have"
             )
-        token_ids, source = self._last_tokens(step, sequences)
+        token_ids, source = self._last_tokens(step, decoding)
         return decode_batch(self._runner.kv, rows, ends, token_ids, source)
 
-    def _sequences_and_rows(self, request_ids: list[int]) -> tuple[list[_Sequence], np.ndarray]:
-        if self._decoding is None or self._decoding[0] != request_ids:
-            sequences = [self._sequences[request_id] for request_id in request_ids]
-            rows = np.array([sequence.row for sequence in sequences], dtype=np.int32)
-            self._decoding = (request_ids, sequences, rows)
-        return self._decoding[1:]
+    def _decoding_of(self, step: ScheduledStep) -> _Decoding:
+        decoding = self._decoding
+        if decoding is not None and decoding.request_ids == step.request_ids:
+            decoding.ends += 1
+        else:
+            sequences = [self._sequences[request_id] for request_id in step.request_ids]
+            decoding = self._decoding = _Decoding(step, sequences)
+        assert np.add.reduce(decoding.ends) == step.num_kv_tokens, "each request grows by a token a step"
+        return decoding
 
-    def _last_tokens(
-        self, step: ScheduledStep, sequences: list[_Sequence]
-    ) -> tuple[np.ndarray, np.ndarray | None]:
+    def _last_tokens(self, step: ScheduledStep, decoding: _Decoding) -> tuple[np.ndarray, np.ndarray | None]:
         """Each request's newest token, or where in the step in flight it is: `[n]` int64, `[n]` int32 or None."""
-        n = step.batch_size
+        sequences = decoding.sequences
         if not self._in_flight:
+            if self._last_read is not None and self._last_read[0] == step.request_ids:
+                return self._last_read[1], None
             return np.array([s.token_ids[s.num_tokens - 1] for s in sequences], dtype=np.int64), None
         (in_flight,) = self._in_flight
         if in_flight.step.request_ids == step.request_ids and in_flight.step.phase == "decode":
-            return np.zeros(n, dtype=np.int64), np.arange(n, dtype=np.int32)
+            return decoding.unknown, decoding.places
         running = in_flight.step
         places = {
             request_id: row for row, request_id in enumerate(running.request_ids) if running.yields_token[row]
@@ -189,6 +208,7 @@ class ModelExecutor:
         # With another step in flight, the pace: from the tokens of the step before to those of this one.
         step_ms = tokens.ms_since(handle.start.or_later(self._resolved))
         self._resolved = tokens
+        self._last_read = (step.request_ids, tokens.value) if step.phase == "decode" else None
         for request_id, token_id, is_next in zip(
             step.request_ids, tokens.value, step.yields_token, strict=True
         ):

@@ -32,9 +32,9 @@ def decode_batch(
     wide[2] = kv.decode_slots(rows, positions)
     narrow[0], narrow[1] = rows, seq_lens
     narrow[2] = -1 if token_source is None else token_source
-    input_ids, position_tensor, slots = torch.from_numpy(wide).unbind()
-    row_tensor, lens, source = torch.from_numpy(narrow).unbind()
-    source_or_none = None if token_source is None else source
+    input_ids, position_tensor, slots = map(torch.from_numpy, wide)
+    row_tensor, lens = map(torch.from_numpy, narrow[:2])
+    source = None if token_source is None else torch.from_numpy(narrow[2])
     return ForwardBatch(
         forward_mode=ForwardMode.DECODE,
         batch_size=len(rows),
@@ -45,10 +45,8 @@ def decode_batch(
         seq_lens_cpu=lens,
         seq_lens_sum=int(np.add.reduce(seq_lens)),
         out_cache_loc=slots,
-        token_source=source_or_none,
-        host_rows=HostRows(
-            wide, narrow, (input_ids, position_tensor, slots, row_tensor, lens), source_or_none
-        ),
+        token_source=source,
+        host_rows=HostRows(wide, narrow, (input_ids, position_tensor, slots, row_tensor, lens), source),
     )
 
 

@@ -152,28 +152,29 @@ class PagedKV:
         Both are `[batch_size]`, of the decode step that comes next; the requests hold pages for all their
         earlier tokens. False, and nothing changed, if too few pages are free.
         """
-        columns, offsets = self._divide(seq_lens - 1)
-        opening = np.flatnonzero(offsets == 0)
-        if not len(opening):
+        positions = seq_lens - 1
+        offsets = positions % self.page_size
+        if np.minimum.reduce(offsets, initial=1):
             return True
-        rows, columns = rows[opening], columns[opening]
-        held = self.table.num_pages[rows]
-        is_missing = held <= columns
-        if not is_missing.all():
-            rows, columns, held = rows[is_missing], columns[is_missing], held[is_missing]
-        self._check_opening(rows, columns, held)
+        opening = np.flatnonzero(offsets == 0)
+        rows, columns = rows[opening], positions[opening] // self.page_size
+        held = self.table.num_pages.take(rows)
+        if (held != columns).any():
+            if (held < columns).any():
+                raise RunnerError(
+                    f"row {rows[held < columns][0]} lacks pages for earlier tokens: call extend."
+                )
+            rows, columns = rows[held == columns], columns[held == columns]
+        if np.maximum.reduce(columns, initial=0) >= self.page_table_cpu.shape[1]:
+            raise RunnerError(
+                f"row {rows[columns.argmax()]} asks for more than max_seq_len={self.max_seq_len}."
+            )
         pages = self.pool.allocate(len(rows))
         if pages is None:
             return False
         self._clean(pages)
         self.table.open(rows, columns, pages)
         return True
-
-    def _check_opening(self, rows: Int32Array, columns: Int32Array, held: IntArray) -> None:
-        for row in rows[columns >= self.page_table_cpu.shape[1]].tolist():
-            raise RunnerError(f"row {row} asks for more tokens than max_seq_len={self.max_seq_len}.")
-        for row in rows[held < columns].tolist():
-            raise RunnerError(f"row {row} has no pages for its earlier tokens: call extend first.")
 
     def release(self, row: int) -> None:
         """Give back the row and all its pages; the row's columns point at the null page again."""
@@ -279,10 +280,12 @@ class PagedKV:
         self._is_poisoned[pages] = True
 
     def _clean(self, pages: Sequence[int]) -> None:
-        dirty = np.array(pages, dtype=np.int64)
-        dirty = dirty[self._is_poisoned[dirty]]
-        self._fill_pages(dirty, 0.0)
-        self._is_poisoned[dirty] = False
+        given = np.array(pages, dtype=np.int64)
+        is_dirty = self._is_poisoned.take(given)
+        if is_dirty.any():
+            dirty = given[is_dirty]
+            self._fill_pages(dirty, 0.0)
+            self._is_poisoned[dirty] = False
 
     def _fill_pages(self, pages: IntArray, value: float) -> None:
         if len(pages) == 0:

@@ -71,13 +71,13 @@ class RequestTable:
         self._is_urgent = True
 
     def open(self, rows: npt.NDArray[np.int32], columns: npt.NDArray[np.int32], pages: Sequence[int]) -> None:
-        """Append one page to each of some different rows, at the columns given, for a token of the next step."""
+        """Append one page to each of some different rows, at its next column, for a token of the next step."""
         # Those of another step that never came: the next one reads them.
         self._is_urgent |= self._has_opened
         self._has_opened = True
-        self.page_table_cpu[rows, columns] = pages
-        self.num_pages[rows] += 1
-        entries = rows.astype(np.int64) * self._width + columns
+        entries = rows * self._width + columns
+        self._flat_cpu[entries] = pages
+        self.num_pages.put(rows, columns + 1)
         self._changes.update(zip(entries.tolist(), pages, strict=True))
 
     def remove(self, row: int) -> list[int]:
@@ -106,7 +106,7 @@ class RequestTable:
 
     def cover(self, rows: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
         """Raise `lengths` of these rows to the numbers given, those of a row in ascending order."""
-        self.lengths[rows] = np.maximum(self.lengths.take(rows), lengths)
+        self.lengths.put(rows, np.maximum(self.lengths.take(rows), lengths))
 
     def flush(self) -> None:
         """Copy the entries that changed to the device, packed, queued on the current stream."""

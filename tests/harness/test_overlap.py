@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from harness.clock import FixedClock
 from harness.executor import ModelExecutor
@@ -14,6 +15,9 @@ from harness.scheduler import SchedulerLimits, SchedulerPolicy
 from harness.scheduler_loop import StepRow, run_loop
 from harness.size_sweep import SizeSweep
 from harness.workload.base import Workload
+from runners import model_runner
+from runners.attention.torch_backend import TorchAttentionBackend
+from runners.forward_batch import ForwardBatch, LogitsProcessorOutput
 from runners.model_runner import ModelRunner
 from tests.harness.tiny import tiny_runner
 
@@ -74,6 +78,48 @@ def test_overlap_changes_no_token(runner: ModelRunner, num_pages: int) -> None:
     assert two.answers == one.answers and len(two.answers) == len(PROMPT_LENS)
     assert one.num_fed == 0 < two.num_fed, "no token went from step to step on the device"
     assert num_preemptions > 0 or num_pages == 7
+
+
+class _PastOnly(TorchAttentionBackend):
+    """Takes the slot of each newest token from the batch, as the backends for CUDA do, and not from the table."""
+
+    looks_up_past_only = True
+
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: ForwardBatch) -> torch.Tensor:
+        slots, lens = self._decode_plans[layer.group_id].slots, forward_batch.seq_lens.long()
+        newest = lens.clamp(max=slots.shape[1]) - 1
+        slots[torch.arange(len(lens)), newest] = forward_batch.out_cache_loc
+        return super().forward_decode(q, k, v, layer, forward_batch)
+
+
+def logits(runner: ModelRunner, max_in_flight: int, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """What each step of `serve` computes."""
+    seen, forward = [], runner.forward
+
+    def remember(batch: ForwardBatch) -> LogitsProcessorOutput:
+        output = forward(batch)
+        seen.append(output.next_token_logits.clone())
+        return output
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "forward", remember)
+        serve(runner, max_in_flight)
+    return seen
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_a_page_that_reaches_the_device_after_its_step_changes_no_bit(
+    runner: ModelRunner, max_in_flight: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(name: str, groups: Any, kv: Any, options: Any) -> TorchAttentionBackend:
+        limits = {"max_batch_size": options.max_batch_size, "max_seq_len": options.max_seq_len}
+        return _PastOnly(groups, kv, device=options.device, **limits)
+
+    monkeypatch.setattr(model_runner, "create_attention_backend", create)
+    with tiny_runner({**POOL, "model.implementation": runner.loaded.implementation}) as late_runner:
+        late = logits(late_runner, max_in_flight, monkeypatch)
+    at_once = logits(runner, max_in_flight, monkeypatch)
+    assert all(torch.equal(one, other) for one, other in zip(late, at_once, strict=True))
 
 
 def test_each_request_gets_as_many_tokens_as_it_asked_for(runner: ModelRunner) -> None:

@@ -177,10 +177,11 @@ def test_opening_more_pages_than_are_free_changes_nothing() -> None:
 
 def test_a_page_is_not_opened_behind_a_gap_or_the_end() -> None:
     kv, rows = decoding([4])
-    with pytest.raises(RunnerError, match="no pages for its earlier tokens"):
+    with pytest.raises(RunnerError, match="lacks pages for earlier tokens"):
         kv.open_pages(rows, lens(9))
+    assert kv.extend(int(rows[0]), 20)
     with pytest.raises(RunnerError, match="max_seq_len"):
-        kv.open_pages(rows, lens(1 + kv.page_table_cpu.shape[1] * PAGE_SIZE))
+        kv.open_pages(rows, lens(21))
 
 
 def test_an_opened_page_reaches_the_device_after_its_own_step() -> None:
