@@ -252,7 +252,8 @@ def by_parts(
     timed(samples["choose"], lambda: graphs.plan(size))
     static, named = steps.static_tensors(), steps.named_static_tensors
     timed(samples["addresses"], lambda: steps._addresses.check(steps.static_tensors(), named))
-    timed(samples["page_table"], runner.kv.flush)
+    late = runner.attn_backend.looks_up_past_only
+    timed(samples["page_table"], runner.kv.flush_urgent if late else runner.kv.flush)
     timed(samples["inputs_and_plan"], lambda: steps.prepare(batch, size))
     timed(samples["launch"], graphs.graphs[size].replay)
     timed(samples["settle"], steps.settle)
