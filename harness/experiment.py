@@ -237,7 +237,10 @@ class Experiment:
             self.record.update(parity={"verified": True, "num_cases": 0, "reason": reason})
         else:
             largest = self.settings.max_batch_size
-            sizes = config.batch_sizes or parity_batch_sizes(self.settings.capture_sizes, largest)
+            proving = parity_batch_sizes(self.settings.capture_sizes, largest)
+            sizes = config.batch_sizes or [
+                size for size in proving if not self.runner.graph_runner.refuses(size)
+            ]
             self._prove({*sizes, *sizes_chosen_by_cost(self.runner)})
 
     def _prove(self, batch_sizes: Collection[int]) -> None:

@@ -238,12 +238,13 @@ def _tail(log: Path, num_lines: int = 40) -> str:
 
 
 def log_failure(job_dir: Path) -> None:
-    """Write the recorded traceback to the job's log."""
+    """Write the recorded traceback to the job's log, or the message where that says it all."""
     error = read_result(job_dir)["error"]
-    if error and error.get("traceback"):
-        # A full disk takes no log; the record has the traceback, too.
+    if error:
+        text = error.get("traceback") or f"error: {error['message']}"
+        # A full disk takes no log; the record has the error, too.
         with contextlib.suppress(OSError), (job_dir / LOG_FILE).open("a", encoding="utf-8") as log:
-            log.write(f"{error['traceback'].rstrip()}\n")
+            log.write(f"{text.rstrip()}\n")
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness.config_hash import cached_commit, expected_hash
 from harness.errors import ConfigError
-from harness.isolation import CONFIG_FILE, conclude, run_isolated
+from harness.isolation import CONFIG_FILE, conclude, log_failure, run_isolated
 from harness.record import RESULT_FILE, JobRecord, Status
 from harness.record_reader import read_result
 from harness.schema import Config, check, load_config
@@ -257,3 +257,4 @@ def record_error(job_dir: Path, status: Status, error: Exception) -> None:
     trace = None if isinstance(error, ConfigError) else "".join(traceback.format_exception(error))
     details = {"kind": type(error).__name__, "message": str(error), "traceback": trace}
     JobRecord.attach(job_dir).update(status=status, error=details)
+    log_failure(job_dir)

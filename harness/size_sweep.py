@@ -116,8 +116,9 @@ class SizeSweep:
             seen = set()
             mode: Mode = "compiled" if graphs.graph_backend == "inductor" else "graph"
             fitting = [size for size in graphs.capture_bs if size >= batch_size][:1]
+            in_force = [] if graphs.refuses(batch_size) else [graphs.plan(batch_size)]
             for plan in (
-                graphs.plan(batch_size),
+                *in_force,
                 *(StepPlan(mode, (size,), "forced") for size in fitting),
             ):
                 if plan.mode != "eager" and (plan.mode, plan.sizes) not in seen:

@@ -235,6 +235,10 @@ class CudaGraphRunner:
         """
         return self._policy.plan(batch_size)
 
+    def refuses(self, batch_size: int) -> bool:
+        """Return True if a decode batch of `batch_size` is an error under the policies in force."""
+        return self._policy.refuses(batch_size)
+
     def can_run(self, forward_batch: ForwardBatch) -> bool:
         """Return True if `replay` would use graphs for this batch."""
         if not self.graphs or not forward_batch.forward_mode.is_decode_or_idle():

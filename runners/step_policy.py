@@ -17,7 +17,7 @@ OnMiss = Literal["eager", "error"]
 _EXPLANATIONS = {
     "above_max": (
         "it is above the largest capture size, {max_bs}",
-        "Raise capture.max_size, or set runner.above_max to eager, split or error as you want it.",
+        "Raise capture.max_size or extend capture.sizes, or choose another runner.above_max: eager, split or error.",
     ),
     "not_captured": (
         "padding={padding} finds no captured size for it within the largest, {max_bs}",
@@ -80,6 +80,14 @@ class StepPolicy:
                 plan = StepPlan("compiled", plan.sizes, plan.reason)
             self._plans[batch_size] = plan
         return plan
+
+    def refuses(self, batch_size: int) -> bool:
+        """Return True if such a batch is an error under `above_max` or `on_miss`."""
+        try:
+            self.plan(batch_size)
+        except NoUsableGraphError:
+            return True
+        return False
 
     def _choose(self, batch_size: int) -> StepPlan:
         if batch_size == 0:

@@ -54,8 +54,9 @@ class Workload:
             ("num_skipped", "left out", "clip"),
         ):
             if number := self.notes.get(note):
+                what, were = ("1 request", "was") if number == 1 else (f"{number} requests", "were")
                 lines.append(
-                    f"{number} request(s) longer than model.max_seq_len {'was' if number == 1 else 'were'} {happened}: raise it, or write "
+                    f"{what} longer than model.max_seq_len {were} {happened}: raise it, or write "
                     f"workload.over_length={instead}"
                 )
         return lines

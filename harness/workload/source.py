@@ -37,6 +37,7 @@ def load_workload(config: Config) -> Workload:
         rates = workload.start_rate, _rate(workload)
         return ramp(*rates, workload.max_requests, *lengths, shaping, seed)
     batch_size = workload.batch_size or config.runner.max_batch_size
+    batch_size = min(batch_size, workload.max_concurrency or batch_size)
     return steady(batch_size, workload.max_requests, *lengths, shaping, seed)
 
 

@@ -165,6 +165,7 @@ def test_a_sweep_has_a_row_for_each_point_that_cannot_run(capsys: pytest.Capture
     printed = capsys.readouterr().err
     assert "2 job(s) did not end ok" in printed
     assert "seed=-1: must be at least 0" in printed
+    assert Path("sweep/1/job.log").read_text() == "error: seed=-1: must be at least 0\n"
 
 
 def test_jobs_after_the_first_failure_are_skipped_when_asked_for() -> None:

@@ -328,6 +328,25 @@ def test_every_padding_strategy_runs_end_to_end(tmp_path: Path, strategy: str) -
     assert read_result(tmp_path)["parity"]["verified"] is True
 
 
+def test_batches_that_the_policy_refuses_fail_the_job_only_where_the_traffic_brings_them(
+    tmp_path: Path,
+) -> None:
+    """Parity and the size sweep leave them out: there is nothing of them to prove or to time in a graph."""
+    gap = {"capture.sizes": [1, 2], "capture.allow_gap": True, "runner.above_max": "error"}
+    few = gap | {"workload.kind": "steady", "workload.max_concurrency": 2, "measure.batch_sizes": [2, 4]}
+    assert run_job(tiny_yaml(few), tmp_path / "few", QUIET) is Status.OK
+    sizes = read_stream(tmp_path / "few", "sizes")
+    assert set(zip(sizes["batch_size"], sizes["mode"], strict=True)) == {
+        (2, "graph"),
+        (2, "eager"),
+        (4, "eager"),
+    }
+    many = few | {"workload.max_concurrency": 4}
+    assert run_job(tiny_yaml(many), tmp_path / "many", QUIET) is Status.FAILED
+    error = read_result(tmp_path / "many")["error"]
+    assert error["kind"] == "NoUsableGraphError" and "runner.above_max" in error["message"]
+
+
 def test_costs_of_one_run_make_the_batches_of_two_others_equal(job: Path, tmp_path: Path) -> None:
     overrides = {
         "workload.clock": "costs",
