@@ -30,7 +30,7 @@ def read_result(job_dir: str | Path) -> dict[str, Any]:
     path = Path(job_dir) / RESULT_FILE
     try:
         result = _json_object(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise RecordError(f"{job_dir} holds no {RESULT_FILE}; give the folder of one job") from None
     _check_version(result.get("schema_version"), path)
     return dict.fromkeys(RESULT_FIELDS) | result

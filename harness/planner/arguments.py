@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,21 @@ from harness.workload.trace_formats import FORMATS
 from runners.capture_sizes import POLICIES
 
 _TRACE_FORMATS = (*FORMATS, "csv")
+_MAX_WINDOWS = 1000
+_FOR_REQUESTS = (
+    "columns",
+    "over_length",
+    "max_requests",
+    "duration_s",
+    "rate_scale",
+    "request_rate",
+    "max_concurrency",
+    "slo",
+    "seed",
+    "num_pages",
+    "prefill_chunk_tokens",
+    "pool_mib",
+)
 
 
 #: Keys of the configuration that the readers of traces name, and the options that they are here.
@@ -81,7 +97,9 @@ def parse_plan(argv: Sequence[str]) -> argparse.Namespace:
     choice.add_argument(
         "--fit-share", type=_share, default=0.5, metavar="X", help="part to fit on; the rest judges (0.5)"
     )
-    choice.add_argument("--windows", type=_whole, default=40, metavar="N", help="windows of the traffic (40)")
+    choice.add_argument(
+        "--windows", type=_windows, default=40, metavar="N", help="windows of the traffic (40)"
+    )
     choice.add_argument(
         "--context",
         type=_positive,
@@ -102,7 +120,14 @@ def parse_plan(argv: Sequence[str]) -> argparse.Namespace:
         "--plan", metavar="FILE", help="with --verify: take the costs that this plan was made from"
     )
     parser.set_defaults(above_max="eager")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.plan and not args.verify:
+        parser.error("--plan goes with --verify: it names the plan whose costs a run is compared with")
+    if args.verify and args.workload:
+        parser.error("--verify compares the requests that the run replayed: leave out --workload")
+    if args.format in ENGINE_LOG_FORMATS:
+        _refuse_for_logs(parser, args)
+    return args
 
 
 def parse_simulate(argv: Sequence[str]) -> argparse.Namespace:
@@ -218,23 +243,44 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _refuse_for_logs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A log has batches: what shapes or serves requests would be left out in silence."""
+    for name in _FOR_REQUESTS:
+        if getattr(args, name) != parser.get_default(name):
+            option = name.replace("_", "-")
+            parser.error(
+                f"--{option} is for the requests of a trace, and --format {args.format} reads batches"
+            )
+
+
 def _whole(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
+    return int(text)
+
+
+def _windows(text: str) -> int:
+    """Each window has a histogram of its own."""
+    if (value := _whole(text)) > _MAX_WINDOWS:
+        raise argparse.ArgumentTypeError(f"{text} is above {_MAX_WINDOWS}")
     return value
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
+
+
 def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    if not 0 < (value := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
     return value
 
 
 def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1:
+    if not 0 < (value := _number(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return value
 

@@ -58,7 +58,8 @@ def load_inputs(args: argparse.Namespace) -> Inputs:
         workload=workload,
         limits_for=lambda sizes: _less_graphs(limits, sizes, costs, result, args.pool_mib),
         grid=ContextGrid.up_to(limits.max_seq_len),
-        num_windows=args.windows,
+        # Requests that arrive all at once have no parts in time.
+        num_windows=args.windows if workload.arrival_s[-1] > 0 else 1,
         max_batch_size=limits.max_batch_size,
         runner=runner_of(args),
         slo_ms=args.slo,
@@ -206,15 +207,19 @@ def _shaping(args: argparse.Namespace, limits: SchedulerLimits) -> Shaping:
 
 
 def _from_log(args: argparse.Namespace) -> Inputs:
-    """Batches of an engine's log; costs of the run that is named, or else of the log itself."""
+    """Batches of an engine's log; costs of the run that is named, of the log itself, or of the default run."""
     if args.workload is None:
         raise ConfigError("--workload", None, f"name the log of format {args.format}")
     logged = load_engine_log(args.workload, args.format)
-    if args.run:
+    costs = None if args.run else log_costs(logged, str(args.workload), args.format, args.context)
+    warnings = _log_warnings(logged)
+    if costs is None:
         costs = load_costs(run_of(args), args.allow_unverified)
         max_seq_len = read_run(run_of(args))["config"]["model"]["max_seq_len"]
+        if not args.run:
+            source = costs.source
+            warnings.append(f"the log has no step times: they are those of {source.model} on {source.device}")
     else:
-        costs = log_costs(logged, str(args.workload), args.format, args.context)
         max_seq_len = max(int(args.context), 1)
     largest = costs.graph.sizes[-1]
     max_batch_size = args.max_batch_size or min(largest, max(logged.capture_sizes, default=largest))
@@ -233,17 +238,15 @@ def _from_log(args: argparse.Namespace) -> Inputs:
         "notes": logged.notes,
     }
     traffic = LoggedTraffic(costs, histogram, grid, runner_of(args))
-    return Inputs(
-        costs, traffic, described, [*costs.source.warnings, *_log_warnings(logged, num_above, max_batch_size)]
-    )
-
-
-def _log_warnings(logged: LoggedBatches, num_above: int, max_batch_size: int) -> list[str]:
-    warnings = list(logged.notes)
-    if logged.num_malformed:
-        warnings.append(f"{logged.num_malformed} malformed lines, such as {logged.malformed_examples[0]!r}")
     if num_above:
         warnings.append(
             f"{num_above} steps above {max_batch_size} are left out: prefill, or raise --max-batch-size"
         )
+    return Inputs(costs, traffic, described, [*costs.source.warnings, *warnings])
+
+
+def _log_warnings(logged: LoggedBatches) -> list[str]:
+    warnings = list(logged.notes)
+    if logged.num_malformed:
+        warnings.append(f"{logged.num_malformed} malformed lines, such as {logged.malformed_examples[0]!r}")
     return warnings

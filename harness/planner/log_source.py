@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.errors import ConfigError
 from harness.planner.capture_cost import CaptureCosts
 from harness.planner.contexts import ContextGrid
 from harness.planner.cost import CostSource, CostTable
@@ -43,26 +42,25 @@ def log_histogram(
     return histogram, num_above
 
 
-def log_costs(logged: LoggedBatches, path: str, format_name: str, context: float) -> CostTable:
-    """Return a cost table of the median step times in a log. ConfigError if it has none.
+def log_costs(logged: LoggedBatches, path: str, format_name: str, context: float) -> CostTable | None:
+    """Return a cost table of the median step times in a log; None if it has none.
 
     The times hold for the traffic that was logged: they do not tell KV tokens apart, and say nothing of
     memory or capture time.
     """
     graph = _points(logged.times.medians("graph"), context)
     if not graph:
-        raise ConfigError(
-            "RUN",
-            None,
-            f"{path} has no step times ({format_name}): name a measured run as the source of costs",
-        )
+        return None
     eager = _points(logged.times.medians("eager"), context)
     return CostTable(
         source=CostSource(
             path=path,
             graph_backend=format_name,
             verified=False,
-            warnings=("times from an engine's log: medians at the logged contexts, not a size sweep",),
+            warnings=(
+                "times from an engine's log: medians at the logged contexts, not a size sweep; intervals lack their "
+                "noise",
+            ),
         ),
         graph=StepSurface(graph),
         eager=StepSurface(eager),

@@ -176,11 +176,12 @@ def _unique(rows: Sequence[Judged]) -> Iterable[Judged]:
 
 
 def print_simulation(console: Console, result: dict[str, Any]) -> None:
+    console.print(f"list: {' '.join(map(str, result['sizes']))}", highlight=False)
     table = Table(show_header=False, title="Simulated replay", title_justify="left")
     table.add_column()
     table.add_column(justify="right")
     for name, value in result.items():
-        if name == "batch_size_steps":
+        if name in ("sizes", "batch_size_steps"):
             continue
         if name == "mode_shares":
             for mode, share in value.items():

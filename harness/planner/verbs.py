@@ -53,6 +53,8 @@ def main_plan(argv: Sequence[str]) -> int:
     console = _console()
     kv_page_bytes = page_bytes(read_run(run_of(args))) if inputs.costs.captures.is_known else None
     print_plan(console, plan, inputs.costs.captures.knows_memory, kv_page_bytes)
+    kept = "" if plan.is_recommended else f" (the verdict is to keep {plan.default.name}'s)"
+    console.print(f"the planned list as flags{kept}:", highlight=False)
     print_flags(console, _all_flags(plan))
     console.print(f"plan: {args.output} (capture=planned capture.plan_path={args.output})", highlight=False)
     return 0
@@ -121,7 +123,7 @@ def parse_list(text: str, max_batch_size: int | None) -> tuple[int, ...]:
         if not sizes[0]:
             raise ConfigError("LIST", text, "give sizes of 1 or more")
         return sizes
-    if not Path(text).exists():
+    if not text or not Path(text).exists():
         raise ConfigError(
             "LIST", text, f"is no plan file, no sizes such as 1,2,4 and none of {', '.join(POLICIES)}"
         )
@@ -168,7 +170,9 @@ def _cost_warnings(plan: Plan, inputs: Inputs, args: argparse.Namespace) -> list
     between = [size for size in plan.choice.sizes if not graph.is_measured(size)]
     if between:
         warnings.append(f"interpolated between measured neighbours: the times of sizes {between}")
-    held = held_share(plan, inputs)
+    # A log has one time a size, at whatever contexts it met.
+    is_from_log = inputs.costs.source.graph_backend == inputs.workload["format"]
+    held = 0.0 if is_from_log else held_share(plan, inputs)
     if held > _MAX_HELD_SHARE:
         warnings.append(
             f"{held:.0%} of the decode steps lie beyond the KV tokens that were measured, whose end value is held: "

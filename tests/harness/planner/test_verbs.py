@@ -204,6 +204,12 @@ def test_export_prints_the_flags_alone_on_stdout(capsys: pytest.CaptureFixture[s
     ("verb", "arguments"),
     [
         (main_plan, ["--max-graphs", "0"]),
+        (main_plan, ["--max-graphs", "2.5"]),
+        (main_plan, ["--memory-mib", "inf"]),
+        (main_plan, ["--windows", "100000"]),
+        (main_plan, ["--plan", "plan.json"]),
+        (main_plan, ["--verify", "RUN", "--workload", "trace.csv"]),
+        (main_plan, ["--format", "vllm_log", "--rate-scale", "2"]),
         (main_plan, ["--fit-share", "1"]),
         (main_plan, ["--slo", "itl=5"]),
         (main_simulate, ["--columns", "time"]),
@@ -245,3 +251,38 @@ def test_requests_that_a_run_cannot_hold_are_warned_of(
     arguments = [str(run), *traffic_of(trace), "--max-seq-len", "250", "--over-length", over_length]
     assert main_plan([*arguments, "--output", str(tmp_path / "plan.json")]) == 0
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_requests_that_arrive_at_once_keep_the_default(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time,prompt,output\n" + "0.0,200,50\n" * 3)
+    assert main_plan([str(run), *traffic_of(trace), "--output", str(tmp_path / "plan.json")]) == 0
+    assert "too little traffic to judge a plan on" in capsys.readouterr().out
+
+
+def test_a_log_without_times_is_planned_on_the_default_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "server.log"
+    table = ["| Unpadded Tokens | Padded Tokens | Num Paddings | Runtime Mode | Count |"]
+    table += [f"| {size} | {size + size % 2} | {size % 2} | FULL | 40 |" for size in (1, 2, 3, 8)]
+    log.write_text("".join(f"INFO [cuda_graph.py:123] {row}\n" for row in table * 12))
+    arguments = ["--workload", str(log), "--format", "vllm_log", "--output", str(tmp_path / "plan.json")]
+    assert main_plan(arguments) == 0
+    assert "no step times: they are those of qwen3_0_6b on NVIDIA H200" in capsys.readouterr().out
+
+
+def test_times_of_a_log_are_not_said_to_be_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(LOG)
+    arguments = ["--workload", str(log), "--format", "sglang_log", "--output", str(tmp_path / "plan.json")]
+    assert main_plan(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "intervals lack their noise" in " ".join(shown.split()) and "measure.context_lens" not in shown
+
+
+def test_a_file_is_no_run(trace: Path) -> None:
+    with pytest.raises(ConfigError, match="give the folder of one job"):
+        main_simulate([str(trace)])
