@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from harness.cache_flush import CacheFlush
 from harness.host_clock import Arrival, DeviceWork, Instant
+from runners.batches import fed_batch
 from runners.stopwatch import create_stopwatch
 from runners.token_reader import PendingTokens, TokenReader
 
@@ -89,7 +89,7 @@ class StepTimer:
         device, and is read after the next launch.
         """
         n = batch.batch_size
-        fed = replace(batch, token_source=torch.arange(n, dtype=torch.int32))
+        fed = fed_batch(batch, np.arange(n, dtype=np.int32))
         self._work.read()
         timings: list[StepTiming] = []
         pending = self._launch(batch, plan, 0)

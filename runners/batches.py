@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,16 @@ def decode_batch(
         token_source=source,
         host_rows=HostRows(wide, narrow, (input_ids, position_tensor, slots, row_tensor, lens), source),
     )
+
+
+def fed_batch(batch: ForwardBatch, token_source: npt.NDArray[np.int32]) -> ForwardBatch:
+    """Return a decode step as `decode_batch` made it, with `token_source` `[batch_size]`; the rest is shared."""
+    rows = batch.host_rows
+    assert rows is not None
+    narrow = rows.narrow.copy()
+    narrow[2] = token_source
+    source = torch.from_numpy(narrow[2])
+    return replace(batch, token_source=source, host_rows=HostRows(rows.wide, narrow, rows.views, source))
 
 
 def extend_batch(

@@ -25,15 +25,21 @@ class ForwardMode(enum.Enum):
     MIXED = "mixed"  #: reserved: prefill and decode in one step
 
     def is_decode_or_idle(self) -> bool:
-        return self in (ForwardMode.DECODE, ForwardMode.IDLE)
+        return self in _DECODE_OR_IDLE
 
     def is_extend(self) -> bool:
         return self is ForwardMode.EXTEND
 
 
+_DECODE_OR_IDLE = (ForwardMode.DECODE, ForwardMode.IDLE)
+
+
 @dataclass(eq=False, slots=True)
 class HostRows:
-    """The inputs of a decode batch, side by side on the host. They count while the batch's fields are their views."""
+    """The inputs of a decode batch, side by side on the host, no slot negative.
+
+    They count while the batch's fields are their views, and nobody has written to the slots.
+    """
 
     #: `[3, batch_size]` int64: input_ids, positions, out_cache_loc.
     wide: npt.NDArray[np.int64]
@@ -45,13 +51,14 @@ class HostRows:
     token_source: torch.Tensor | None
 
     def are_of(self, batch: ForwardBatch) -> bool:
-        """Return True if every input of `batch` but its `token_source` is one of the views."""
+        """Return True if every input of `batch` but its `token_source` is one of the views, as it was made."""
         input_ids, positions, out_cache_loc, req_pool_indices, seq_lens_cpu = self.views
         return (
             batch.batch_size == self.wide.shape[1]
             and batch.input_ids is input_ids
             and batch.positions is positions
             and batch.out_cache_loc is out_cache_loc
+            and out_cache_loc._version == 0
             and batch.req_pool_indices is req_pool_indices
             and batch.seq_lens_cpu is seq_lens_cpu
         )

@@ -50,9 +50,6 @@ class _StagingBuffer:
         #: `[3, max_bs]` each: all fields of int64, and of int32.
         self._wide, self._narrow = _rows_of(self.packed, max_bs)
         self._wide_fill, self._narrow_fill = self._wide[:, -1:].copy(), self._narrow[:, -1:].copy()
-        #: The least value of each: as an index a negative slot would wrap round to the last page.
-        self._wide_least = np.full((3, 1), np.iinfo(np.int64).min)
-        self._wide_least[list(fields).index("out_cache_loc")] = NULL_PAGE
         self.num_rows = 0
 
     def seq_lens_cpu(self, num_rows: int) -> torch.Tensor:
@@ -66,11 +63,9 @@ class _StagingBuffer:
         n, stale, host_rows = batch.batch_size, self.num_rows, batch.host_rows
         self.num_rows = max(n, stale)  # until all of it is written
         if host_rows is not None and host_rows.are_of(batch):
-            np.maximum(host_rows.wide, self._wide_least, out=self._wide[:, :n])
-            self._narrow[:, :n] = host_rows.narrow
-            rest = (
-                {} if batch.token_source is host_rows.token_source else {"token_source": batch.token_source}
-            )
+            self._wide[:, :n], self._narrow[:, :n] = host_rows.wide, host_rows.narrow
+            is_complete = batch.token_source is host_rows.token_source
+            rest = {} if is_complete else {"token_source": batch.token_source}
         else:
             rest = dict(zip(self._columns, _inputs_of(batch), strict=True))
         on_device = []

@@ -253,7 +253,8 @@ class ModelRunner:
 
     def captured_tensors(self) -> list[StaticPart]:
         """The tensors of the cache that a captured graph reads or writes."""
-        return [self.bound_cache, self.kv.page_table, self.kv.k_cache, self.kv.v_cache]
+        kv = self.kv
+        return [self.bound_cache, kv.table.page_table, kv.k_cache, kv.v_cache]
 
     def close(self) -> None:
         """Free the graphs, the KV pool and the static inputs. The model stays loaded."""

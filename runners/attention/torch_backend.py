@@ -246,6 +246,9 @@ class TorchAttentionBackend(AttentionBackend):
         slots = {f"attention.slots.{i}": buffer for i, buffer in enumerate(self._static_slots)}
         return slots | {f"attention.bias.{i}": buffer for i, buffer in enumerate(self._static_bias)}
 
+    def captured_parts(self) -> tuple[torch.Tensor, ...]:
+        return (*self._static_slots, *self._static_bias)
+
 
 def _longest(seq_lens_cpu: torch.Tensor) -> int:
     return int(seq_lens_cpu.max()) if seq_lens_cpu.numel() else 0

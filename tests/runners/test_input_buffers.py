@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.attention.base import AttentionGroup
-from runners.batches import decode_batch
+from runners.batches import decode_batch, fed_batch
 from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch, ForwardMode
 from runners.input_buffers import InputBuffers
@@ -128,6 +128,17 @@ def test_an_input_that_was_replaced_counts_and_not_what_the_batch_was_made_from(
     setattr(batch, name, torch.tensor([4, 2, 3], dtype=getattr(buffers, name).dtype))
     buffers.populate(batch)
     assert getattr(buffers, name)[:3].tolist() == [4, 2, 3]
+
+
+def test_a_fed_batch_brings_its_sources_and_leaves_the_other_as_it_was() -> None:
+    buffers, batch = make_buffers(), made_batch(small_kv(), 3)
+    buffers.populate(fed_batch(batch, np.array([2, -1, 0], dtype=np.int32)))
+    assert buffers.token_source[:3].tolist() == [2, -1, 0]
+    fed = buffers.packed.clone()
+    buffers.populate(batch)
+    assert buffers.token_source[:3].tolist() == [-1] * 3
+    buffers.token_source[:3] = torch.tensor([2, -1, 0])
+    assert torch.equal(buffers.packed, fed), "nothing but the sources differs"
 
 
 def test_a_slot_that_was_made_negative_goes_to_the_null_page() -> None:
