@@ -5,6 +5,7 @@ Imports no torch: `--help`, `--cfg job` and the verbs that read records stay fas
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -324,6 +325,7 @@ class Config:
     """A run of many jobs."""
 
 
+@functools.cache
 def register() -> None:
     """Put the schema into Hydra's ConfigStore, where `conf/config.yaml` names it as its base."""
     from hydra.core.config_store import ConfigStore

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from harness.errors import ConfigError
-from harness.experiment import run_job
+from harness.experiment import Experiment, run_job
 from harness.progress import Progress
 from harness.record import STREAMS, Status
 from harness.record_reader import read_bench_serve, read_result, read_stream, read_table
@@ -315,10 +316,19 @@ def test_without_parity_the_record_says_unverified(tmp_path: Path) -> None:
     assert read_result(tmp_path)["parity"] == {"verified": False, "reason": "parity.enabled=false"}
 
 
-def test_a_job_over_its_time_limit_ends_with_status_timeout_and_keeps_its_rows(tmp_path: Path) -> None:
-    config = tiny_yaml({"job.timeout_s": 2.0, "measure.min_samples": 10_000, "measure.timeout_s": 60.0})
+def test_a_job_over_its_time_limit_ends_with_status_timeout_and_keeps_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size_sweep = Experiment.size_sweep
+
+    def end_soon(experiment: Experiment) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)  # the rest of the time is over, whatever the captures took
+        size_sweep(experiment)
+
+    monkeypatch.setattr(Experiment, "size_sweep", end_soon)
+    config = tiny_yaml({"job.timeout_s": 200.0, "measure.min_samples": 10_000, "measure.timeout_s": 60.0})
     assert run_job(config, tmp_path, QUIET) is Status.TIMEOUT
-    assert "job.timeout_s=2" in read_result(tmp_path)["error"]["message"]
+    assert "job.timeout_s=200" in read_result(tmp_path)["error"]["message"]
     assert len(read_stream(tmp_path, "capture")) == 2
 
 

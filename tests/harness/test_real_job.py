@@ -31,7 +31,7 @@ def _start(folder: Path, *overrides: str, **options: Any) -> subprocess.Popen[st
 
 
 def test_a_job_whose_output_nobody_reads_ends_ok_with_0(tmp_path: Path) -> None:
-    job = _start(tmp_path)
+    job = _start(tmp_path, "measure=none", "workload.max_requests=2")
     assert job.stdout is not None and job.stderr is not None
     job.stdout.close()
     job.stderr.close()

@@ -1,6 +1,7 @@
 """SmolLM2-135M-Instruct through paged replay, against transformers: the same tokens, whatever the padding.
 
-The two take half a minute of a core each, so that they run side by side, once.
+The two run side by side. `make test` takes 16 tokens, a page of them; `make test-long`
+takes 64, with every strategy.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.harness.smollm2_reference import generate_one_by_one, tokenize
 from tests.runners.tiny_models import paged_greedy
 
 NAME = "smollm2_135m"
-NUM_TOKENS = 64
+SHORT, LONG = 16, 64
 MAX_SEQ_LEN = 160
 
 pytestmark = pytest.mark.skipif(not is_fetched(NAME), reason=f"{NAME}: {remedy(NAME)}")
@@ -65,16 +66,27 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(prompts: list[list[int]]) -> Iterator[Future[list[list[int]]]]:
-    """The reference, being made in another process."""
+def expected(prompts: list[list[int]]) -> Iterator[Callable[[int], Future[list[list[int]]]]]:
+    """Number of tokens → the reference, being made in another process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        yield pool.submit(generate_one_by_one, cached_model(NAME), prompts, NUM_TOKENS)
+        yield cache(lambda num: pool.submit(generate_one_by_one, cached_model(NAME), prompts, num))
 
 
 @pytest.fixture(scope="module")
-def loaded(expected: object) -> LoadedModel:
-    """Loaded after the reference has begun."""
+def loaded() -> LoadedModel:
     spec = ModelSpec("pretrained", path=str(cached_model(NAME)), dtype="float32", max_seq_len=MAX_SEQ_LEN)
+    return load_model(spec, "cpu")
+
+
+@pytest.fixture(scope="module")
+def loaded_fused() -> LoadedModel:
+    spec = ModelSpec(
+        "pretrained",
+        str(cached_model(NAME)),
+        dtype="float32",
+        max_seq_len=MAX_SEQ_LEN,
+        implementation="fused",
+    )
     return load_model(spec, "cpu")
 
 
@@ -87,13 +99,22 @@ class Decoded:
     sizes: tuple[int, ...]
 
 
-@pytest.fixture(scope="module")
-def decode(loaded: LoadedModel, prompts: list[list[int]]) -> Callable[[str], Decoded]:
-    """Strategy → what became of the prompts; each is decoded once."""
-    return cache(lambda strategy: _decode(loaded, strategy, CASES[strategy], prompts))
+@pytest.fixture
+def decode(
+    expected: Callable[[int], object], request: pytest.FixtureRequest, prompts: list[list[int]]
+) -> Callable[..., Decoded]:
+    """Model, strategy and number of tokens → what became of the prompts, once the reference has begun."""
+
+    def run(fixture: str, strategy: str, num_tokens: int) -> Decoded:
+        expected(num_tokens)
+        return _decode(request.getfixturevalue(fixture), strategy, CASES[strategy], prompts, num_tokens)
+
+    return run
 
 
-def _decode(loaded: LoadedModel, strategy: Any, case: Case, prompts: list[list[int]]) -> Decoded:
+def _decode(
+    loaded: LoadedModel, strategy: Any, case: Case, prompts: list[list[int]], num_tokens: int
+) -> Decoded:
     config = RunnerConfig(
         "cpu",
         max_batch_size=12,
@@ -106,48 +127,37 @@ def _decode(loaded: LoadedModel, strategy: Any, case: Case, prompts: list[list[i
         graphs = runner.graph_runner
         assert graphs is not None
         graphs.set_step_costs(StepCosts(case.graph_ms) if case.graph_ms else None)
-        tokens = paged_greedy(runner, prompts, NUM_TOKENS, chunk=64)
+        tokens = paged_greedy(runner, prompts, num_tokens, chunk=64)
         num_steps = {mode: count for (mode, _), count in graphs.outcome_counts.items()}
         assert graphs.outcome is not None
         return Decoded(tokens, num_steps, graphs.outcome.sizes)
 
 
-@pytest.fixture(scope="module")
-def decoded_by_fused_layers(expected: object, prompts: list[list[int]]) -> Decoded:
-    spec = ModelSpec(
-        "pretrained",
-        str(cached_model(NAME)),
-        dtype="float32",
-        max_seq_len=MAX_SEQ_LEN,
-        implementation="fused",
-    )
-    return _decode(load_model(spec, "cpu"), "nearest", CASES["nearest"], prompts)
-
-
-#: Each takes a quarter of a minute: make test-long runs the others.
-STRATEGIES = [
-    pytest.param(name, marks=[] if name in ("exact", "split") else [pytest.mark.long]) for name in CASES
-]
-
-
-# First, while the reference is being made.
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_step_of_a_strategy_runs_on_its_graphs(strategy: str, decode: Callable[[str], Decoded]) -> None:
-    decoded, runs = decode(strategy), CASES[strategy].runs
-    assert decoded.num_steps == {runs.mode: NUM_TOKENS - 1}
-    assert decoded.sizes == runs.sizes
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_one_paged_batch_gives_the_tokens_of_transformers_one_by_one(
-    strategy: str, decode: Callable[[str], Decoded], expected: Future[list[list[int]]]
+@pytest.mark.parametrize(
+    ("strategy", "num_tokens"),
+    [
+        ("exact", SHORT),
+        ("split", SHORT),
+        *(pytest.param(name, LONG, marks=pytest.mark.long) for name in CASES),
+    ],
+)
+def test_one_paged_batch_on_the_graphs_of_a_strategy_gives_the_tokens_of_transformers_one_by_one(
+    strategy: str,
+    num_tokens: int,
+    decode: Callable[..., Decoded],
+    expected: Callable[[int], Future[list[list[int]]]],
 ) -> None:
-    assert decode(strategy).tokens == expected.result()
+    decoded, runs = decode("loaded", strategy, num_tokens), CASES[strategy].runs
+    assert decoded.num_steps == {runs.mode: num_tokens - 1}
+    assert decoded.sizes == runs.sizes
+    assert decoded.tokens == expected(num_tokens).result()
 
 
+@pytest.mark.parametrize("num_tokens", [SHORT, pytest.param(LONG, marks=pytest.mark.long)])
 def test_the_fused_layers_give_the_tokens_of_transformers(
-    decoded_by_fused_layers: Decoded, expected: Future[list[list[int]]]
+    num_tokens: int, decode: Callable[..., Decoded], expected: Callable[[int], Future[list[list[int]]]]
 ) -> None:
     """In float32, by the plain twins of the kernels; tests/gpu/test_fused_smollm2.py has the kernels."""
-    assert decoded_by_fused_layers.num_steps == {"graph": NUM_TOKENS - 1}
-    assert decoded_by_fused_layers.tokens == expected.result()
+    decoded = decode("loaded_fused", "nearest", num_tokens)
+    assert decoded.num_steps == {"graph": num_tokens - 1}
+    assert decoded.tokens == expected(num_tokens).result()

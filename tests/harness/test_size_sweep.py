@@ -227,7 +227,7 @@ def test_the_wall_time_of_the_sweep_is_accounted_for(runner: ModelRunner) -> Non
 
 def test_the_roofline_is_weights_and_cache_over_the_copy_bandwidth(runner: ModelRunner) -> None:
     rows, _ = _run(_sweep(runner, bandwidth=1e9))
-    kv_bytes_per_token = 4 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, float32
+    kv_bytes_per_token = 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, float32
     for row in rows:
         num_bytes = runner.loaded.decode_weight_bytes + row["num_kv_tokens"] * kv_bytes_per_token
         assert row["roofline_ms"] == pytest.approx(num_bytes / 1e9 * 1e3)

@@ -23,17 +23,11 @@ from runners.models.context import num_eager_layers
 from runners.models.loader import LoadedModel, ModelSpec, load_model
 from runners.padding import StepPlan
 from runners.recompile_limit import RecompileLimit
-from tests.runners.tiny_runner import CONFIG, MAX_SEQ_LEN, Requests, small_heap, tiny_config, tiny_model
+from tests.runners.tiny_runner import CONFIG, MAX_SEQ_LEN, Requests, tiny_config, tiny_model
 
 NUM_LAYERS = 12
 SIZES = (1, 2, 4)
 _limits: Any = torch._dynamo.config
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_captures() -> Iterator[None]:
-    with small_heap():
-        yield
 
 
 @pytest.fixture

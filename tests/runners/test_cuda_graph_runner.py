@@ -28,15 +28,9 @@ from runners.forward_batch import ForwardBatch, ForwardMode
 from runners.input_buffers import InputBuffers
 from runners.model_runner import ModelRunner
 from runners.padding import StepCosts, StepPlan
-from tests.runners.tiny_runner import Requests, small_heap, tiny_config, tiny_model, tiny_runner
+from tests.runners.tiny_runner import Requests, tiny_config, tiny_model, tiny_runner
 
 EAGER = StepPlan("eager")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_captures() -> Iterator[None]:
-    with small_heap():
-        yield
 
 
 @pytest.fixture

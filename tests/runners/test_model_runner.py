@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,13 +11,7 @@ import torch
 from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch
 from runners.padding import StepPlan
-from tests.runners.tiny_runner import MAX_SEQ_LEN, Requests, small_heap, tiny_config, tiny_model, tiny_runner
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_captures() -> Iterator[None]:
-    with small_heap():
-        yield
+from tests.runners.tiny_runner import MAX_SEQ_LEN, Requests, tiny_config, tiny_model, tiny_runner
 
 
 def test_the_pool_holds_every_request_at_full_length_unless_told_otherwise() -> None:

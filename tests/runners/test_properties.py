@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,17 +15,11 @@ from runners.batches import decode_batch, extend_batch
 from runners.forward_batch import ForwardBatch
 from runners.model_runner import ModelRunner
 from runners.padding import STRATEGIES, StepCosts, StepOutcome, StepPlan
-from tests.runners.tiny_runner import MAX_SEQ_LEN, small_heap, tiny_runner
+from tests.runners.tiny_runner import MAX_SEQ_LEN, tiny_runner
 
 MAX_BATCH_SIZE = 6
 #: float32 logits of about 10: another shape may round otherwise in the last places.
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_captures() -> Iterator[None]:
-    with small_heap():
-        yield
 
 
 class Traffic:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -41,15 +39,6 @@ def tiny_model(device: str = "cpu") -> LoadedModel:
 def _load(device: str) -> LoadedModel:
     spec = ModelSpec(source="random", dtype="float32", seed=1, max_seq_len=MAX_SEQ_LEN, config=CONFIG)
     return load_model(spec, device)
-
-
-@contextmanager
-def small_heap() -> Iterator[None]:
-    """Keep what the imports made out of the collections that each capture asks for: they take 0.2 s."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def tiny_config(**overrides: Any) -> RunnerConfig:
