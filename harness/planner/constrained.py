@@ -237,9 +237,10 @@ def _staircase(order: NDArray[np.int64], taken: NDArray[np.float64]) -> NDArray[
     """
     kept: list[int] = []
     stairs: dict[tuple[float, ...], tuple[list[float], list[float]]] = {}
-    for index in order.tolist():
-        *group, x, y = taken[:, index].tolist()
-        xs, ys = stairs.setdefault(tuple(group), ([], []))
+    *groups, all_x, all_y = taken[:, order].tolist()
+    group_of = list(zip(*groups, strict=True)) or [()] * len(order)
+    for index, group, x, y in zip(order.tolist(), group_of, all_x, all_y, strict=True):
+        xs, ys = stairs.setdefault(group, ([], []))
         position = bisect_right(xs, x)
         if position and ys[position - 1] <= y:
             continue
