@@ -55,8 +55,9 @@ class PagedKV:
     ) -> None:
         self.layer_groups = list(layer_groups)
         self.page_size = page_size
-        #: Divides by the page size; None where no shift does.
-        self._shift = page_size.bit_length() - 1 if page_size.bit_count() == 1 else None
+        #: Divides by the page size; None where no shift does. An array: numpy would make one of a number.
+        self._shift = np.array(page_size.bit_length() - 1) if page_size.bit_count() == 1 else None
+        self._mask = np.array(page_size - 1)
         self.max_seq_len = max_seq_len
         self.dtype = dtype
         self.device = torch.device(device)
@@ -215,11 +216,11 @@ class PagedKV:
         slots += offsets
         return slots
 
-    def _divide(self, positions: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def _divide(self, positions: IntArray) -> tuple[IntArray, IntArray]:
         """Page column and place in the page of each position."""
         if self._shift is None:
             return np.divmod(positions, self.page_size)
-        return positions >> self._shift, positions & (self.page_size - 1)
+        return positions >> self._shift, positions & self._mask
 
     def flush(self) -> None:
         """Bring the device's page table up to date. Call it before planning a step."""

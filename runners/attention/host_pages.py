@@ -60,8 +60,11 @@ class HostPages:
         self._count_array: IntArray = np.zeros(max_batch_size, dtype=np.int32)
         self.counts = self._count_array[:0]
         self._lens = self._count_array[:0]
-        #: Divides by the page size; None where no shift does.
-        self._shift = page_size.bit_length() - 1 if page_size.bit_count() == 1 else None
+        # Arrays, since numpy takes longer to turn a Python number into one than to add it.
+        self._rounding = np.array(page_size - 1, dtype=np.int32)
+        shifts = page_size.bit_count() == 1
+        self._divide = np.right_shift if shifts else np.floor_divide
+        self._divisor = np.array(page_size.bit_length() - 1 if shifts else page_size, dtype=np.int32)
         self._static_lens = HostLens()
         self._views: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
@@ -94,11 +97,8 @@ class HostPages:
         self._lens = lens
         n = self.batch_size = len(lens)
         self.counts = counts = self._count_array[:n]
-        np.add(lens, self.page_size - 1, out=counts)
-        if self._shift is None:
-            np.floor_divide(counts, self.page_size, out=counts)
-        else:
-            np.right_shift(counts, self._shift, out=counts)
+        np.add(lens, self._rounding, out=counts)
+        self._divide(counts, self._divisor, out=counts)
 
     def lay_out(self) -> None:
         """Work out `indptr` and the others for the requests just counted, in place.
