@@ -15,7 +15,7 @@ from tests.harness.tiny import tiny_yaml
 
 ROOT = str(Path(__file__).parents[2])
 SHORT = {"model.max_seq_len": 64, "measure.batch_sizes": [2], "workload.max_requests": 2}
-QUICK = ("experiment=quick", "tracking=disabled", "output_dir=job")
+QUICK = ("experiment=quick", "model.config.num_hidden_layers=1", "tracking=disabled", "output_dir=job")
 
 
 def _start(folder: Path, *overrides: str, **options: Any) -> subprocess.Popen[str]:
@@ -62,7 +62,7 @@ def test_an_interrupted_job_in_the_background_ends_with_130_and_its_rows(tmp_pat
 
 #: Runs jobs in forks of one process, and kills each at its Nth write. One thread: a fork would lose others.
 _KILL_AT_WRITES = """
-import os, signal, sys
+import gc, os, signal, sys
 import harness.experiment, harness.parity, harness.size_sweep, harness.workload_replay, runners.model_runner
 import pandas, pyarrow.csv, pyarrow.json, pyarrow.parquet, transformers.models.qwen3.modeling_qwen3
 from harness import durable, record
@@ -85,6 +85,7 @@ def kill_at(number):
     durable.LineFile.append = counted(durable.LineFile.append)
     record.replace_file = counted(record.replace_file)
 
+gc.freeze()  # or each job's collections walk all that was imported
 for number in map(int, sys.argv[2:]):
     child = os.fork()
     if child == 0:

@@ -30,10 +30,14 @@ SIZES = (1, 2, 4)
 _limits: Any = torch._dynamo.config
 
 
-@pytest.fixture
-def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def trace_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run what dynamo traced as it is: what is counted does not depend on the code generator."""
     monkeypatch.setattr(compilation, "code_generator", lambda mode: {"backend": "eager"})
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace_only(monkeypatch)
 
 
 def deep_model(device: str = "cpu", **fields: Any) -> LoadedModel:
@@ -345,9 +349,10 @@ def test_a_graph_break_is_an_error_or_counted() -> None:
     with pytest.raises(
         CaptureError, match=r"torch.compile failed at size 4: (.|\n)*compile\.fullgraph=false"
     ):
-        compiled_runner(loaded, capture_sizes=(4,))
+        compiled_runner(loaded, capture_sizes=(4,), compile_scope="layer")
     assert _limits.recompile_limit == before
-    with compiled_runner(loaded, capture_sizes=(4,), compile_fullgraph=False) as runner:
+    settings = {"compile_scope": "layer", "compile_fullgraph": False, "capture_sizes": (4,)}
+    with compiled_runner(loaded, **settings) as runner:
         assert counts(runner).num_graph_breaks >= 1
         assert "graph breaks" in (counts(runner).warning or "")
 
@@ -355,9 +360,12 @@ def test_a_graph_break_is_an_error_or_counted() -> None:
 # --- Inductor's own graphs ---------------------------------------------------------------------
 
 
-@pytest.fixture
-def inductor_graphs(traced_only: None) -> Iterator[ModelRunner]:
-    with compiled_runner(compile_mode="reduce_overhead", compile_scope="layer") as runner:
+@pytest.fixture(scope="module")
+def inductor_graphs() -> Iterator[ModelRunner]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        trace_only(monkeypatch)
+        runner = compiled_runner(compile_mode="reduce_overhead", compile_scope="layer")
+    with runner:
         yield runner
 
 
@@ -394,7 +402,8 @@ def test_reduce_overhead_records_no_capture_time(inductor_graphs: ModelRunner) -
 def test_reduce_overhead_is_compared_with_uncompiled_code_and_refuses_graphs_of_ours(
     inductor_graphs: ModelRunner,
 ) -> None:
-    runner, batch = inductor_graphs, Requests(inductor_graphs).first(3)
+    runner, requests = inductor_graphs, Requests(inductor_graphs)
+    batch = requests.first(3)
     before = num_eager_layers()
     logits(runner, batch, StepPlan("eager", (4,)))
     assert runner.outcome is not None and runner.outcome.mode == "eager"
@@ -403,16 +412,18 @@ def test_reduce_overhead_is_compared_with_uncompiled_code_and_refuses_graphs_of_
         runner.forward(batch, StepPlan("graph", (4,)))
     with pytest.raises(RunnerError, match=r"sizes \[3\] are not compiled, only \[1, 2, 4\]"):
         runner.forward(batch, StepPlan("compiled", (3,)))
+    requests.release()
 
 
 def test_reduce_overhead_keeps_to_real_rows_when_the_padding_is_poisoned(
-    inductor_graphs: ModelRunner,
+    inductor_graphs: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner, batch = inductor_graphs, Requests(inductor_graphs).first(3)
+    runner, requests = inductor_graphs, Requests(inductor_graphs)
+    batch = requests.first(3)
     expected = logits(runner, batch)
-    assert runner.graph_runner is not None
-    runner.graph_runner.poison_padding = True
+    monkeypatch.setattr(runner.graph_runner, "poison_padding", True)
     assert torch.equal(logits(runner, batch), expected)
+    requests.release()
 
 
 def test_on_a_cpu_inductor_says_that_it_made_no_cuda_graphs() -> None:
