@@ -20,7 +20,8 @@ _THROTTLE_REASONS = {
 }
 #: A look costs host time: this share of the time at most.
 _SHARE_OF_TIME = 0.01
-#: A clock that falls by more than this share makes later times incomparable with earlier ones.
+#: A clock that falls by more than this share makes later times incomparable with earlier ones; one that is
+#: within it of the card's top is not held back.
 _MAX_FALL = 0.03
 
 
@@ -105,19 +106,26 @@ class Telemetry:
         if nvml is None:
             return Reading()
         power_mw = self._ask("nvmlDeviceGetPowerUsage")
+        sm_clock_mhz = self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)
         return Reading(
-            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            sm_clock_mhz=sm_clock_mhz,
             mem_clock_mhz=self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
             power_w=None if power_mw is None else power_mw / 1e3,
             temperature_c=self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-            throttle_reasons=self._throttle_reasons(),
+            throttle_reasons=self._throttle_reasons(sm_clock_mhz),
         )
 
-    def _throttle_reasons(self) -> tuple[str, ...] | None:
+    def _throttle_reasons(self, sm_clock_mhz: float | None) -> tuple[str, ...] | None:
         mask = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         if mask is None:
             return None
-        return tuple(name for bit, name in _THROTTLE_REASONS.items() if mask & bit)
+        reasons = tuple(name for bit, name in _THROTTLE_REASONS.items() if mask & bit)
+        # The driver sets it at the power limit already, at times with the clock still at its top.
+        return () if reasons == ("sw_power_cap",) and self._is_at_top(sm_clock_mhz) else reasons
+
+    def _is_at_top(self, sm_clock_mhz: float | None) -> bool:
+        top = self._ask("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM)
+        return bool(top and sm_clock_mhz and sm_clock_mhz >= (1 - _MAX_FALL) * top)
 
     def energy_mj(self) -> int | None:
         """Return the energy that the card used since its driver was loaded, in mJ; None if it does not count."""

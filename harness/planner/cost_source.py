@@ -12,7 +12,7 @@ from harness.planner.capture_cost import CaptureCosts
 from harness.planner.cost import CostSource, CostTable
 from harness.planner.excess import ExcessRates
 from harness.planner.host_time import HostTime, PrefillCurve
-from harness.planner.surface import StepSurface
+from harness.planner.surface import StepSurface, time_of
 from harness.record import RecordError
 from harness.record_reader import read_result, read_table
 from runners.padding import StepCosts
@@ -84,7 +84,7 @@ def load_costs(run: str | Path, allow_unverified: bool = False) -> CostTable:
     else:
         prefill = _loop_prefill(loop)
     return CostTable(
-        source=_source(run, result),
+        source=_source(run, result, _throttled(graph_rows, column)),
         graph=surfaces["graph"],
         eager=surfaces["eager"],
         prefill=prefill,
@@ -107,8 +107,19 @@ def _refuse_unverified(run: str | Path, result: dict[str, Any], allow_unverified
         )
 
 
-def _source(run: str | Path, result: dict[str, Any]) -> CostSource:
-    warnings = []
+def _throttled(rows: list[dict[str, Any]], column: str) -> str | None:
+    """Say how many points have no isolated sample, and what their times are."""
+    num_throttled = sum(row[column] is None and time_of(row, column) is not None for row in rows)
+    if not num_throttled:
+        return None
+    return (
+        f"{num_throttled} of {len(rows)} graph times are of steps in a row: the card was throttled in all "
+        "their isolated samples"
+    )
+
+
+def _source(run: str | Path, result: dict[str, Any], throttled: str | None) -> CostSource:
+    warnings = [] if throttled is None else [throttled]
     if result["status"] != "ok":
         warnings.append(f"the run ended with status {result['status']}")
     verified = bool((result.get("parity") or {}).get("verified"))

@@ -49,18 +49,29 @@ class StepSurface:
     ) -> StepSurface:
         """Read `column` of the rows of `sizes.csv` that ran in `mode`; rows without a time are left out.
 
-        Batches with padding rows give further points of their size, unless `with_padding` is False.
+        Batches with padding rows give further points of their size, unless `with_padding` is False. A size
+        whose noise is not known is taken to be as noisy as the noisiest.
         """
         by_size: dict[int, list[Mapping[str, Any]]] = {}
         for row in rows:
             size = int(row["padded_batch_size"])
             if (
                 row["mode"] == mode
-                and row[column] is not None
+                and time_of(row, column) is not None
                 and (with_padding or row["batch_size"] == size)
             ):
                 by_size.setdefault(size, []).append(row)
-        return cls({size: _size_points(group, column) for size, group in by_size.items()})
+        errors = {
+            size: [_rel_error(row, column) for row in group if row[column] is not None]
+            for size, group in by_size.items()
+        }
+        worst = max((error for found in errors.values() for error in found), default=0.0)
+        return cls(
+            {
+                size: _size_points(group, column, max(errors[size], default=worst))
+                for size, group in by_size.items()
+            }
+        )
 
     def __bool__(self) -> bool:
         return bool(self.sizes)
@@ -101,19 +112,30 @@ class StepSurface:
         return held
 
 
-def _size_points(rows: list[Mapping[str, Any]], column: str) -> SizePoints:
+def time_of(row: Mapping[str, Any], column: str) -> float | None:
+    """Return the time in ms of a row of `sizes.csv`; None if it has none.
+
+    Where the card was throttled throughout no isolated sample stands: the device's time is then the one of
+    steps in a row, which are taken whatever the card says.
+    """
+    value = row[column]
+    if value is None and column == "replay_ms_p50" and row["mode"] == "graph":
+        value = row.get("back_to_back_ms")
+    return None if value is None else float(value)
+
+
+def _size_points(rows: list[Mapping[str, Any]], column: str, rel_error: float) -> SizePoints:
     """Merge rows that have the same KV tokens by their mean."""
     tokens = np.array([row["num_kv_tokens"] for row in rows], dtype=np.float64)
-    step_ms = np.array([row[column] for row in rows], dtype=np.float64)
+    step_ms = np.array([time_of(row, column) for row in rows], dtype=np.float64)
     unique, inverse = np.unique(tokens, return_inverse=True)
     mean = np.bincount(inverse, weights=step_ms) / np.bincount(inverse)
-    kind = column.removesuffix("_ms_p50")
-    return SizePoints(unique, mean, max(_rel_error(row, kind) for row in rows))
+    return SizePoints(unique, mean, rel_error)
 
 
-def _rel_error(row: Mapping[str, Any], kind: str) -> float:
+def _rel_error(row: Mapping[str, Any], column: str) -> float:
     """The noise of the samples, and, of a point measured in several rounds, by how much these differ."""
-    prefix = "replay_" if kind == "replay" else ""
+    prefix = "replay_" if column.startswith("replay") else ""
     rel_std, num_samples = row.get(f"{prefix}rel_std"), row.get("num_samples")
     between = (row.get(f"{prefix}round_std") or 0.0) / np.sqrt(2)
     if rel_std is None or not num_samples:

@@ -95,7 +95,7 @@ def test_samples_of_a_throttled_block_are_discarded_and_counted(runner: ModelRun
 
 
 def test_a_point_that_was_throttled_throughout_has_null_figures(runner: ModelRunner) -> None:
-    nvml = FakeNvml(throttle_masks=itertools.repeat(POWER_CAP))
+    nvml = FakeNvml(throttle_masks=itertools.repeat(POWER_CAP), sm_clocks_mhz=itertools.repeat(1650))
     rows, _ = _run(_sweep(runner, {"measure.batch_sizes": [2], "measure.timeout_s": 0.02}, nvml=nvml))
     assert all(row["step_ms_p50"] is None and row["num_samples"] == 0 for row in rows)
     assert all(row["unmet_condition"] and row["sm_clock_mhz"] is None for row in rows)

@@ -29,6 +29,22 @@ def test_a_clock_that_idles_or_was_set_is_not_throttled() -> None:
     assert FakeNvml(throttle_masks=iter([HARMLESS])).telemetry().read().is_throttled is False
 
 
+@pytest.mark.parametrize(
+    ("mask", "sm_clock_mhz", "reasons"),
+    [
+        (POWER_CAP, 1965, ()),
+        (POWER_CAP, 1650, ("sw_power_cap",)),
+        (THERMAL, 1965, ("hw_thermal_slowdown",)),
+    ],
+)
+def test_a_power_cap_that_leaves_the_clock_at_its_top_holds_nothing_back(
+    mask: int, sm_clock_mhz: int, reasons: tuple[str, ...]
+) -> None:
+    card = FakeNvml(throttle_masks=iter([mask]), sm_clocks_mhz=iter([sm_clock_mhz]))
+    reading = card.telemetry().read()
+    assert (reading.throttle_reasons, reading.is_throttled) == (reasons, bool(reasons))
+
+
 def test_without_a_card_everything_is_unknown() -> None:
     telemetry = Telemetry.of(torch.device("cpu"))
     assert telemetry.read() == Reading()

@@ -65,6 +65,17 @@ def test_rows_without_a_time_are_no_measurement() -> None:
     assert not surface
 
 
+def test_where_the_card_was_throttled_throughout_the_steps_in_a_row_give_the_devices_time() -> None:
+    measured = sizes_row(4, 100, "graph", "cuda") | {"replay_ms_p50": 5.0, "replay_rel_std": 0.02}
+    throttled = sizes_row(8, 100, "graph", "cuda") | {
+        "step_ms_p50": None, "replay_ms_p50": None, "replay_rel_std": None, "num_samples": 0, "back_to_back_ms": 6.5,
+    }  # fmt: skip
+    surface = StepSurface.from_rows([measured, throttled], "graph", "replay_ms_p50")
+    assert surface.step_ms(8, at(800)) == [6.5]
+    assert surface.points[8].rel_error == surface.points[4].rel_error > 0, "its own noise is not known"
+    assert not StepSurface.from_rows([throttled], "graph"), "the host's share of a step is not in them"
+
+
 def test_the_noise_of_the_samples_is_kept() -> None:
     rows = [sizes_row(8, 100, "graph", "cuda", rel_std=0.05)]
     error = StepSurface.from_rows(rows, "graph").points[8].rel_error
