@@ -21,11 +21,12 @@ from harness.progress import Progress
 from harness.record import Status
 from harness.tracking import publish
 from tests.harness.job_folder import CONFIG, with_tracking, write_job
-from tests.harness.test_tracking import ROOT, server
 from tests.harness.wandb_file import OfflineRun, read_run
+from tests.harness.wandb_server import server
 
 ws = pytest.importorskip("wandb_workspaces.workspaces", reason="pip install 'cudagraph-harness[sweep]'")
 
+ROOT = Path(__file__).parents[2]
 SCOPE = Scope("tests", "team", "sweep-7")
 QUICK = [
     "experiment=quick",

@@ -17,13 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.__main__ import main
-from harness.config_hash import config_hash
 from harness.durable import replace_file
 from harness.plain import to_plain
 from harness.record import RESULT_FIELDS, SCHEMA_VERSION, STREAMS, JobRecord, RecordError, Status
 from harness.record_reader import arrow_schema, read_bench_serve, read_result, read_stream, read_table
-from harness.scrub import HIDDEN, names_a_secret, scrub, scrub_command
-from tests.harness.job_folder import BENCH_SERVE, CONFIG, ENVIRONMENT, step_row, write_job
+from tests.harness.job_folder import BENCH_SERVE, CONFIG, step_row, write_job
 from tests.harness.small_disk import small_disk
 
 ROOT = Path(__file__).parents[2]
@@ -288,109 +286,6 @@ class TestSchemaVersion:
         STREAMS["steps"].part(tmp_path).write_text('{"schema_version":"1.9"}\n{"step":7,"new":"x"}\n')
         (row,) = read_table(tmp_path, "steps").to_pylist()
         assert (row["step"], row["new"], row["mode"]) == (7, "x", None)
-
-
-class TestSecrets:
-    @pytest.mark.parametrize(
-        "key", ["api_key", "apiKey", "HF_TOKEN", "tracking.api-key", "password", "aws_secret"]
-    )
-    def test_a_key_that_names_a_secret_is_known(self, key: str) -> None:
-        assert names_a_secret(key)
-
-    @pytest.mark.parametrize(
-        "key", ["prefill_chunk_tokens", "eos_token_id", "num_kv_tokens", "seed", "key", "keys"]
-    )
-    def test_other_keys_are_not(self, key: str) -> None:
-        assert not names_a_secret(key)
-
-    def test_none_reaches_the_record(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
-        record = JobRecord(tmp_path)
-        record.update(
-            config={"model": {"hf_token": "plain-secret", "path": "https://user:hunter2@host/model"}},
-            environment={
-                "command": ["harness", "--api-key", "typed-secret", "x.token=other-secret", "seed=1"]
-            },
-            error={
-                "kind": "E",
-                "message": "key 0123456789abcdef0123456789abcdef01234567 is wrong",
-                "traceback": None,
-            },
-        )
-        record.warn("used hf_abcdefghijklmnopqrstuvwxyz")
-        text = (tmp_path / "result.json").read_text()
-        for secret in (
-            "plain-secret",
-            "hunter2",
-            "typed-secret",
-            "other-secret",
-            "0123456789abcdef",
-            "hf_abcdef",
-        ):
-            assert secret not in text
-        assert read_result(tmp_path)["environment"]["command"] == [
-            "harness",
-            "--api-key",
-            "***",
-            "x.token=***",
-            "seed=1",
-        ]
-
-    def test_a_commit_and_ordinary_values_stay(self) -> None:
-        config = {
-            "revision": "93efa2f097d58c2a74874c7e644dbc9b0cee75a2",
-            "runner": {"prefill_chunk_tokens": 512},
-        }
-        assert scrub(config | CONFIG) == config | CONFIG
-
-    def test_a_long_word_costs_no_more_than_its_length(self) -> None:
-        assert scrub("x" * 500_000) == "x" * 500_000
-
-    def test_a_command_line_keeps_its_other_words(self) -> None:
-        assert scrub_command(["run", "--password=x", "capture=vllm"]) == [
-            "run",
-            f"--password={HIDDEN}",
-            "capture=vllm",
-        ]
-
-
-class TestConfigHash:
-    def test_ignores_where_the_job_writes_publishes_and_belongs(self) -> None:
-        other = CONFIG | {"output_dir": "elsewhere", "tracking": {}, "job": {}, "sweep": {"id": "other"}}
-        assert config_hash(CONFIG, ENVIRONMENT) == config_hash(other, ENVIRONMENT)
-
-    @pytest.mark.parametrize(
-        "environment",
-        [ENVIRONMENT | {"device_name": "NVIDIA H200"}, ENVIRONMENT | {"versions": {"torch": "2.11.0"}}],
-    )
-    def test_follows_the_gpu_and_the_packages(self, environment: dict[str, object]) -> None:
-        assert config_hash(CONFIG, ENVIRONMENT) != config_hash(CONFIG, environment)
-
-    def test_follows_the_configuration_and_the_hub_commit(self) -> None:
-        assert config_hash(CONFIG, ENVIRONMENT) != config_hash(CONFIG | {"seed": 1}, ENVIRONMENT)
-        assert config_hash(CONFIG, ENVIRONMENT) != config_hash(CONFIG, ENVIRONMENT, hub_commit="abc")
-
-    @pytest.mark.parametrize(
-        "field",
-        ["workload.path", "capture.plan_path", "padding.costs_path", "workload.costs_path", "model.path"],
-    )
-    def test_follows_the_content_of_the_files_named(self, tmp_path: Path, field: str) -> None:
-        group, name = field.split(".")
-        file = tmp_path / "file"
-        config = CONFIG | {group: CONFIG[group] | {name: str(file)}}
-        file.write_text("one")
-        before = config_hash(config, ENVIRONMENT)
-        file.write_text("another")
-        assert config_hash(config, ENVIRONMENT) != before
-
-    def test_follows_the_weights_in_a_model_folder_and_nothing_else_there(self, tmp_path: Path) -> None:
-        config = CONFIG | {"model": CONFIG["model"] | {"path": str(tmp_path)}}
-        (tmp_path / "model.safetensors").write_bytes(b"weights")
-        before = config_hash(config, ENVIRONMENT)
-        (tmp_path / "README.md").write_text("words")
-        assert config_hash(config, ENVIRONMENT) == before
-        (tmp_path / "model.safetensors").write_bytes(b"other weights")
-        assert config_hash(config, ENVIRONMENT) != before
 
 
 def test_a_record_holds_no_object_that_json_has_no_word_for() -> None:

@@ -1,12 +1,11 @@
-"""torch.compile by size: what is compiled, when, how steps run then, and that the counters notice trouble."""
+"""torch.compile by size: what is compiled, when, how steps run then, and what cannot be."""
 
 from __future__ import annotations
 
 import gc
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,85 +13,31 @@ import torch
 import torch._dynamo
 
 from runners import compilation
-from runners.capture import CaptureRecord, CompileCost
 from runners.compile_counts import CompileCounts
-from runners.errors import CaptureError, RunnerError
 from runners.forward_batch import ForwardBatch
 from runners.model_runner import ModelRunner
 from runners.models.context import num_eager_layers
-from runners.models.loader import LoadedModel, ModelSpec, load_model
 from runners.padding import StepPlan
 from runners.recompile_limit import RecompileLimit
-from tests.runners.tiny_runner import CONFIG, MAX_SEQ_LEN, Requests, tiny_config, tiny_model
+from tests.runners.compiled_runner import (
+    NUM_LAYERS,
+    SIZES,
+    Events,
+    compiled_runner,
+    counts,
+    deep_model,
+    run_steps,
+    trace_only,
+    twelve_layers,
+)
+from tests.runners.tiny_runner import Requests, logits, tiny_config, tiny_model
 
-NUM_LAYERS = 12
-SIZES = (1, 2, 4)
 _limits: Any = torch._dynamo.config
-
-
-def trace_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run what dynamo traced as it is: what is counted does not depend on the code generator."""
-    monkeypatch.setattr(compilation, "code_generator", lambda mode: {"backend": "eager"})
 
 
 @pytest.fixture
 def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
     trace_only(monkeypatch)
-
-
-def deep_model(device: str = "cpu", **fields: Any) -> LoadedModel:
-    config = {**CONFIG, "num_hidden_layers": NUM_LAYERS, **fields}
-    spec = ModelSpec("random", dtype="float32", seed=1, max_seq_len=MAX_SEQ_LEN, config=config)
-    return load_model(spec, device)
-
-
-@cache
-def twelve_layers() -> LoadedModel:
-    return deep_model()
-
-
-@dataclass
-class Events:
-    """What a runner reported while it was built, in order."""
-
-    names: list[tuple[str, int]] = field(default_factory=list)
-
-    def on_capture(self, record: CaptureRecord) -> None:
-        self.names.append(("capture", record.capture_size))
-
-    def on_compile(self, size: int, cost: CompileCost) -> None:
-        self.names.append(("compile", size))
-
-
-def compiled_runner(
-    loaded: LoadedModel | None = None, events: Events | None = None, **overrides: Any
-) -> ModelRunner:
-    settings = {"capture_sizes": SIZES, "max_batch_size": 4, "compile_mode": "default", **overrides}
-    events = events or Events()
-    return ModelRunner(
-        loaded or twelve_layers(), tiny_config(**settings), events.on_capture, events.on_compile
-    )
-
-
-def logits(runner: ModelRunner, batch: ForwardBatch, plan: StepPlan | None = None) -> torch.Tensor:
-    return runner.forward(batch, plan).next_token_logits.clone()
-
-
-def counts(runner: ModelRunner) -> CompileCounts:
-    assert runner.compile_counts is not None
-    return runner.compile_counts
-
-
-def run_steps(runner: ModelRunner) -> None:
-    """A prompt, then decode steps of every batch size, captured or not, there and back."""
-    requests = Requests(runner)
-    for n in (4, 3, 2, 1, 2, 4):
-        batch = requests.first(n)
-        replayed = logits(runner, batch)
-        assert runner.outcome is not None
-        logits(runner, batch, StepPlan("eager", runner.outcome.sizes))
-        torch.testing.assert_close(replayed, logits(runner, batch, StepPlan("eager")), rtol=1e-4, atol=1e-4)
-    requests.release()
 
 
 # --- compiled by Inductor ----------------------------------------------------------------------
@@ -289,149 +234,6 @@ def test_the_recompile_limit_is_raised_for_the_largest_holder_and_put_back_by_th
     small.release()
     small.release()
     assert _limits.recompile_limit == before
-
-
-# --- what goes wrong, and is noticed -----------------------------------------------------------
-
-
-@pytest.mark.usefixtures("traced_only")
-@pytest.mark.parametrize("scope", ["model", "layer"])
-def test_a_planted_recompile_is_counted_and_warned_about(scope: str) -> None:
-    loaded = deep_model(num_hidden_layers=NUM_LAYERS if scope == "layer" else 2)
-    with compiled_runner(loaded, compile_scope=scope, capture_sizes=(4,)) as runner:
-        requests = Requests(runner)
-        logits(runner, requests.first(4))
-        assert counts(runner).num_recompiles == 0
-
-        norm: Any = loaded.model.get_submodule("model.layers.1.input_layernorm")
-        norm.variance_epsilon *= 2
-        logits(runner, requests.first(4))
-        assert counts(runner) == CompileCounts(num_graphs=1, num_recompiles=1)
-        assert runner.graph_runner is not None
-        (warning,) = runner.graph_runner.warnings
-        assert "1 recompiles after warm-up" in warning and "TORCH_LOGS" in warning
-
-
-def unlike_layers() -> LoadedModel:
-    """Twelve layers that no two share a graph, as if each guarded on its index."""
-    loaded = deep_model()
-    for index in range(NUM_LAYERS):
-        norm: Any = loaded.model.get_submodule(f"model.layers.{index}.input_layernorm")
-        norm.variance_epsilon = 1e-6 * (1 + index)
-    return loaded
-
-
-@pytest.mark.usefixtures("traced_only")
-def test_layers_left_uncompiled_by_the_recompile_limit_are_counted() -> None:
-    settings = {"compile_scope": "layer", "compile_fullgraph": False, "capture_sizes": (4,)}
-    with compiled_runner(unlike_layers(), **settings) as runner:
-        admitted = int(_limits.recompile_limit)
-        assert counts(runner).num_graphs == admitted < NUM_LAYERS
-        assert counts(runner).num_recompile_limit_hits >= 1
-        assert counts(runner).num_uncompiled_layers == NUM_LAYERS - admitted
-        assert counts(runner).num_recompiles == counts(runner).num_graph_breaks == 0
-        assert f"{NUM_LAYERS - admitted} layers left uncompiled" in (counts(runner).warning or "")
-
-
-@pytest.mark.usefixtures("traced_only")
-def test_a_graph_break_is_an_error_or_counted() -> None:
-    loaded = deep_model(num_hidden_layers=2)
-    block: Any = loaded.model.get_submodule("model.layers.1.mlp")
-    forward = block.forward
-
-    def breaking(states: torch.Tensor) -> torch.Tensor:
-        torch._dynamo.graph_break()
-        out: torch.Tensor = forward(states)
-        return out
-
-    block.forward = breaking
-    before = _limits.recompile_limit
-    with pytest.raises(
-        CaptureError, match=r"torch.compile failed at size 4: (.|\n)*compile\.fullgraph=false"
-    ):
-        compiled_runner(loaded, capture_sizes=(4,), compile_scope="layer")
-    assert _limits.recompile_limit == before
-    settings = {"compile_scope": "layer", "compile_fullgraph": False, "capture_sizes": (4,)}
-    with compiled_runner(loaded, **settings) as runner:
-        assert counts(runner).num_graph_breaks >= 1
-        assert "graph breaks" in (counts(runner).warning or "")
-
-
-# --- Inductor's own graphs ---------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def inductor_graphs() -> Iterator[ModelRunner]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        trace_only(monkeypatch)
-        runner = compiled_runner(compile_mode="reduce_overhead", compile_scope="layer")
-    with runner:
-        yield runner
-
-
-def test_reduce_overhead_has_no_graphs_of_ours_and_says_compiled(inductor_graphs: ModelRunner) -> None:
-    runner, graphs = inductor_graphs, inductor_graphs.graph_runner
-    assert graphs is not None and graphs.graphs == {} and graphs.output_buffers == {}
-    assert runner.graph_backend == graphs.graph_backend == "inductor"
-    requests = Requests(runner)
-    for n, size in ((4, 4), (3, 4), (1, 1)):
-        batch = requests.first(n)
-        assert not graphs.can_run(batch)
-        assert logits(runner, batch).shape == (n, runner.vocab_size)
-        assert runner.outcome is not None
-        assert (runner.outcome.mode, runner.outcome.sizes, runner.outcome.num_graphs) == (
-            "compiled",
-            (size,),
-            0,
-        )
-        assert runner.is_compiled(StepPlan("compiled", (size,)))
-    requests.release()
-    run_steps(runner)
-    assert logits(runner, ForwardBatch.idle()).shape == (0, runner.vocab_size)
-    assert counts(runner) == CompileCounts(num_graphs=3)
-
-
-def test_reduce_overhead_records_no_capture_time(inductor_graphs: ModelRunner) -> None:
-    assert inductor_graphs.graph_runner is not None
-    for record in inductor_graphs.graph_runner.capture_records:
-        assert record.compiled and record.graph_backend == "inductor"
-        assert record.compile_s is not None and record.warmup_s > 0
-        assert record.capture_s is None and record.num_nodes is None
-
-
-def test_reduce_overhead_is_compared_with_uncompiled_code_and_refuses_graphs_of_ours(
-    inductor_graphs: ModelRunner,
-) -> None:
-    runner, requests = inductor_graphs, Requests(inductor_graphs)
-    batch = requests.first(3)
-    before = num_eager_layers()
-    logits(runner, batch, StepPlan("eager", (4,)))
-    assert runner.outcome is not None and runner.outcome.mode == "eager"
-    assert num_eager_layers() - before == NUM_LAYERS
-    with pytest.raises(RunnerError, match=r"sizes \[4\] are not captured"):
-        runner.forward(batch, StepPlan("graph", (4,)))
-    with pytest.raises(RunnerError, match=r"sizes \[3\] are not compiled, only \[1, 2, 4\]"):
-        runner.forward(batch, StepPlan("compiled", (3,)))
-    requests.release()
-
-
-def test_reduce_overhead_keeps_to_real_rows_when_the_padding_is_poisoned(
-    inductor_graphs: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner, requests = inductor_graphs, Requests(inductor_graphs)
-    batch = requests.first(3)
-    expected = logits(runner, batch)
-    monkeypatch.setattr(runner.graph_runner, "poison_padding", True)
-    assert torch.equal(logits(runner, batch), expected)
-    requests.release()
-
-
-def test_on_a_cpu_inductor_says_that_it_made_no_cuda_graphs() -> None:
-    settings = {"compile_mode": "reduce_overhead", "capture_sizes": (4,)}
-    with compiled_runner(tiny_model(), **settings) as runner:
-        run_steps(runner)
-        assert counts(runner).num_cudagraph_skips == 1
-        assert "Inductor's CUDA graphs" in (counts(runner).warning or "")
 
 
 # --- refused -----------------------------------------------------------------------------------

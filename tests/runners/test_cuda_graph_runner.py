@@ -1,9 +1,8 @@
-"""The contracts of the graph runner, on a real tiny decoder and the emulated backend."""
+"""What the graph runner captures, and that its replays equal eager steps: on a real tiny decoder, emulated."""
 
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,50 +10,31 @@ import pytest
 import torch
 
 from runners.cuda_graph_runner import (
-    CudaGraphRunner,
-    get_global_graph_memory_pool,
     is_capture_mode,
 )
 from runners.errors import (
-    CaptureError,
-    CaptureOutOfMemoryError,
-    NoUsableGraphError,
     NullPageError,
     PlanLayoutError,
-    RunnerError,
-    StaleGraphError,
 )
 from runners.forward_batch import ForwardBatch, ForwardMode
-from runners.input_buffers import InputBuffers
 from runners.model_runner import ModelRunner
-from runners.padding import StepCosts, StepPlan
-from tests.runners.tiny_runner import Requests, tiny_config, tiny_model, tiny_runner
-
-EAGER = StepPlan("eager")
+from runners.padding import StepPlan
+from tests.runners.tiny_runner import (
+    EAGER,
+    Requests,
+    assert_same_tokens,
+    graphs_of,
+    logits,
+    tiny_config,
+    tiny_model,
+    tiny_runner,
+)
 
 
 @pytest.fixture
 def runner() -> Iterator[ModelRunner]:
     with tiny_runner() as made:
         yield made
-
-
-def graphs_of(runner: ModelRunner) -> CudaGraphRunner:
-    assert runner.graph_runner is not None
-    return runner.graph_runner
-
-
-def logits(runner: ModelRunner, batch: ForwardBatch, plan: StepPlan | None = None) -> torch.Tensor:
-    return runner.forward(batch, plan).next_token_logits.clone()
-
-
-def assert_same_tokens(values: torch.Tensor, reference: torch.Tensor) -> None:
-    """Contract 3b: within a tolerance, and the same top-1 where the top-2 gap is clear."""
-    error = (values - reference).abs().max().item()
-    assert error < 1e-5
-    top2 = reference.topk(2).values
-    clear = top2[:, 0] - top2[:, 1] > 4 * error
-    assert torch.equal(values.argmax(-1)[clear], reference.argmax(-1)[clear])
 
 
 # --- capture ---------------------------------------------------------------------------------------
@@ -292,311 +272,3 @@ def test_a_plan_with_another_layout_is_refused_where_on_miss_is_error(
         monkeypatch.setattr(runner.attn_backend, "init_forward_metadata_replay_cuda_graph", refuse_plan)
         with pytest.raises(PlanLayoutError):
             runner.forward(Requests(runner).first(3))
-
-
-# --- contract 6: stale pointers --------------------------------------------------------------------
-
-
-def replace_pool(runner: ModelRunner) -> None:
-    runner.kv.resize(runner.kv.num_pages)
-
-
-def replace_one_cache(runner: ModelRunner) -> None:
-    first, second = runner.kv.v_cache
-    runner.kv.v_cache = (first, second.clone())
-
-
-def replace_storage(runner: ModelRunner) -> None:
-    runner.kv.k_cache[0].data = runner.kv.k_cache[0].clone()
-
-
-def replace_buffers(runner: ModelRunner) -> None:
-    graphs_of(runner).buffers = InputBuffers(8, 1, runner.device)
-
-
-def replace_attention_state(runner: ModelRunner) -> None:
-    runner.attn_backend.init_cuda_graph_state(8, 8)
-
-
-@pytest.mark.parametrize(
-    "replace", [replace_pool, replace_one_cache, replace_storage, replace_buffers, replace_attention_state]
-)
-def test_a_replay_after_a_static_tensor_was_replaced_is_refused(runner: ModelRunner, replace: Any) -> None:
-    kept = [*runner.kv.k_cache, *runner.kv.v_cache, graphs_of(runner).buffers.packed]
-    kept += runner.attn_backend.captured_tensors().values()  # so that no address is used again
-    replace(runner)
-
-    with pytest.raises(StaleGraphError, match="replaced since the capture"):
-        runner.forward(ForwardBatch.idle())
-
-
-def test_graphs_are_stale_while_another_runner_has_bound_its_cache_to_the_model(runner: ModelRunner) -> None:
-    with tiny_runner(), pytest.raises(StaleGraphError, match="the cache bound to the model"):
-        runner.forward(ForwardBatch.idle())
-
-
-def test_capturing_again_makes_a_stale_runner_fresh(runner: ModelRunner) -> None:
-    kept = graphs_of(runner).buffers
-    replace_buffers(runner)
-    graphs_of(runner).capture()
-
-    batch = Requests(runner).first(3)
-    assert_same_tokens(logits(runner, batch), logits(runner, batch, EAGER))
-    assert len(graphs_of(runner).capture_records) == 4
-    del kept
-
-
-# --- contract 7: aliasing --------------------------------------------------------------------------
-
-
-def test_returned_logits_are_a_view_until_the_next_replay_of_any_graph(runner: ModelRunner) -> None:
-    requests = Requests(runner)
-    returned = runner.forward(requests.first(2)).next_token_logits
-    kept = returned.clone()
-    runner.forward(requests.batch(4, 5, 6))
-
-    assert returned.data_ptr() == graphs_of(runner).output_buffers[8].next_token_logits.data_ptr()
-    assert not torch.equal(returned, kept)
-
-
-def test_copy_output_returns_logits_that_later_replays_leave_alone() -> None:
-    with tiny_runner(copy_output=True) as runner:
-        requests = Requests(runner)
-        returned = runner.forward(requests.first(2)).next_token_logits
-        kept = returned.clone()
-        runner.forward(requests.batch(4, 5, 6))
-
-        assert torch.equal(returned, kept)
-
-
-# --- contract 8: a failed capture ------------------------------------------------------------------
-
-
-class FailingRunner(ModelRunner):
-    """Fails while size 2 is captured."""
-
-    error: BaseException = torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 4.00 KiB. of which 1.00 KiB is free."
-    )
-    cache: weakref.ref[torch.Tensor]
-
-    def compute_logits(self, batch: ForwardBatch) -> torch.Tensor:
-        FailingRunner.cache = weakref.ref(self.kv.k_cache[0])
-        if batch.batch_size == 2:
-            raise self.error
-        return super().compute_logits(batch)
-
-
-class BrokenRunner(FailingRunner):
-    error = RuntimeError("operation not permitted when stream is capturing")
-
-
-class InterruptedRunner(FailingRunner):
-    error = KeyboardInterrupt()
-
-
-@pytest.mark.parametrize(
-    ("failing", "expected"),
-    [
-        (FailingRunner, CaptureOutOfMemoryError),
-        (BrokenRunner, CaptureError),
-        (InterruptedRunner, KeyboardInterrupt),
-    ],
-)
-def test_a_failed_capture_leaves_nothing_behind_and_the_process_captures_again(
-    failing: type[FailingRunner], expected: type[BaseException]
-) -> None:
-    with pytest.raises(expected):
-        failing(tiny_model(), tiny_config())
-
-    assert get_global_graph_memory_pool() is None
-    assert not is_capture_mode()
-    assert gc.isenabled()
-    assert failing.cache() is None, "the KV pool of the failed runner is gone"
-    with tiny_runner() as runner:
-        batch = Requests(runner).first(3)
-        assert_same_tokens(logits(runner, batch), logits(runner, batch, EAGER))
-
-
-def test_an_out_of_memory_names_the_size_reached_and_the_bytes_missing() -> None:
-    with pytest.raises(CaptureOutOfMemoryError, match="capture of size 2 ran out of memory") as caught:
-        FailingRunner(tiny_model(), tiny_config())
-
-    assert (caught.value.capture_size, caught.value.missing_bytes) == (2, 3072)
-
-
-def test_a_capture_that_poisons_the_null_page_is_refused() -> None:
-    class Poisoning(ModelRunner):
-        def compute_logits(self, batch: ForwardBatch) -> torch.Tensor:
-            self.kv.k_cache[0][0].fill_(float("nan"))
-            return super().compute_logits(batch)
-
-    with pytest.raises(NullPageError):
-        Poisoning(tiny_model(), tiny_config())
-    assert get_global_graph_memory_pool() is None
-
-
-# --- contract 9: shutdown --------------------------------------------------------------------------
-
-
-def test_shutdown_frees_graphs_and_outputs_and_is_final() -> None:
-    with tiny_runner() as runner:
-        graphs = graphs_of(runner)
-        output = weakref.ref(graphs.output_buffers[8].next_token_logits)
-        batch = Requests(runner).first(2)
-        runner.forward(batch)
-        graphs.shutdown()
-        graphs.shutdown()
-
-        assert graphs.graphs == {} and output() is None
-        assert not graphs.can_run(batch)
-        with pytest.raises(RunnerError, match="shut down"):
-            graphs.replay(batch)
-        with pytest.raises(RunnerError, match="shut down"):
-            graphs.capture()
-        assert len(graphs.capture_records) == 4, "what was measured stays readable"
-
-
-def test_the_pool_handle_goes_with_the_last_runner() -> None:
-    first, second = tiny_runner(), tiny_runner()
-    assert get_global_graph_memory_pool() is not None
-    first.close()
-    assert get_global_graph_memory_pool() is not None
-    second.close()
-    assert get_global_graph_memory_pool() is None
-
-
-def test_the_runner_is_a_context_manager() -> None:
-    with tiny_runner(kind="eager") as model_runner:
-        object.__setattr__(model_runner.config, "kind", "cuda_graph")
-        with CudaGraphRunner(model_runner) as graphs:
-            assert graphs.can_run(ForwardBatch.idle())
-        assert graphs.graphs == {}
-
-
-# --- contract 10: nothing is silent ----------------------------------------------------------------
-
-
-def test_steps_add_up_and_the_first_of_each_kind_is_warned_about() -> None:
-    with tiny_runner(capture_sizes=(2, 4), padding="exact") as runner:
-        graphs, requests = graphs_of(runner), Requests(runner)
-        with pytest.warns(RuntimeWarning) as caught:
-            for n in (2, 3, 4, 5, 8, 3, 0):
-                runner.forward(requests.first(n))
-
-        assert graphs.outcome_counts == {
-            ("graph", ""): 2,
-            ("eager", "not_captured"): 2,
-            ("eager", "above_max"): 2,
-            ("graph", "idle"): 1,
-        }
-        assert [str(w.message).split(":")[0] for w in caught] == [
-            "a decode batch of 3 runs eager",
-            "a decode batch of 5 runs eager",
-        ]
-        assert len(graphs.warnings) == 2
-
-
-def test_a_batch_that_may_not_run_is_refused_and_can_run_says_so() -> None:
-    with tiny_runner(capture_sizes=(2, 4), above_max="error") as runner:
-        batch = Requests(runner).first(5)
-
-        assert not graphs_of(runner).can_run(batch)
-        with pytest.raises(NoUsableGraphError, match="batch of 5 is refused"):
-            runner.forward(batch)
-
-
-def test_can_run_is_true_only_if_replay_would_use_graphs() -> None:
-    with tiny_runner(capture_sizes=(2, 4), padding="exact", above_max="split") as runner:
-        graphs, requests = graphs_of(runner), Requests(runner)
-
-        assert [graphs.can_run(requests.first(n)) for n in (0, 1, 2, 3, 4, 5, 8)] == [
-            True,  # idle: the smallest graph
-            False,
-            True,
-            False,
-            True,
-            True,  # split
-            True,
-        ]
-        prefill = requests.first(2)
-        prefill.forward_mode = ForwardMode.EXTEND
-        assert not graphs.can_run(prefill)
-        with pytest.raises(RunnerError, match="extend batch has no graph"):
-            graphs.replay(prefill)
-
-
-# --- idle, split, costs ----------------------------------------------------------------------------
-
-
-def test_an_idle_batch_replays_the_smallest_graph_and_returns_no_row(runner: ModelRunner) -> None:
-    output = runner.forward(ForwardBatch.idle())
-
-    assert output.next_token_logits.shape == (0, runner.vocab_size)
-    outcome = runner.outcome
-    assert outcome is not None
-    assert (outcome.mode, outcome.reason, outcome.sizes) == ("graph", "idle", (1,))
-
-
-@pytest.mark.parametrize("sizes", [(4, 4), (4, 2, 1), (2, 4, 1), (1, 8)])
-def test_the_parts_of_a_split_equal_the_same_requests_decoded_alone(
-    runner: ModelRunner, sizes: tuple[int, ...]
-) -> None:
-    requests = Requests(runner)
-    split = logits(runner, requests.first(7), StepPlan("split", sizes))
-
-    outcome = runner.outcome
-    assert outcome is not None
-    assert (outcome.mode, outcome.num_graphs, outcome.padded_batch_size) == ("split", len(sizes), sum(sizes))
-    first = 0
-    for size in sizes:
-        end = min(first + size, 7)
-        part = requests.batch(*range(first, end))
-        assert torch.equal(split[first:end], logits(runner, part, StepPlan("graph", (size,))))
-        first = end
-
-
-def test_a_batch_above_the_largest_graph_is_split_where_that_is_the_policy() -> None:
-    with tiny_runner(capture_sizes=(1, 2), above_max="split") as runner:
-        batch = Requests(runner).first(8)
-        with pytest.warns(RuntimeWarning, match="runs split"):
-            replayed = logits(runner, batch)
-
-        assert runner.outcome.sizes == (2, 2, 2, 2)  # type: ignore[union-attr]
-        assert_same_tokens(replayed, logits(runner, batch, EAGER))
-
-
-def test_split_logits_live_apart_from_the_graphs_output(runner: ModelRunner) -> None:
-    requests = Requests(runner)
-    returned = runner.forward(requests.first(3), StepPlan("split", (2, 1))).next_token_logits
-    kept = returned.clone()
-    runner.forward(requests.batch(4, 5, 6), StepPlan("graph", (4,)))
-
-    assert torch.equal(returned, kept)
-
-
-def test_measured_costs_steer_cheapest_and_split() -> None:
-    with tiny_runner(padding="split") as runner:
-        graphs, requests = graphs_of(runner), Requests(runner)
-        runner.forward(requests.first(5))
-        assert runner.outcome.reason == "no_costs"  # type: ignore[union-attr]
-
-        graphs.set_step_costs(StepCosts(graph_ms={1: 1.0, 2: 1.1, 4: 1.2, 8: 9.0}))
-        runner.forward(requests.first(5))
-        assert runner.outcome.sizes == (4, 1)  # type: ignore[union-attr]
-        assert graphs.plan(3) == StepPlan("graph", (4,))
-
-
-def test_host_prepare_is_measured_for_every_mode(runner: ModelRunner) -> None:
-    requests = Requests(runner)
-    for plan in (None, EAGER, StepPlan("eager", (4,)), StepPlan("split", (2, 1))):
-        runner.forward(requests.first(3), plan)
-        assert runner.outcome.host_prepare_us > 0  # type: ignore[union-attr]
-
-
-def test_forced_plans_are_checked_before_anything_runs(runner: ModelRunner) -> None:
-    batch = Requests(runner).first(3)
-    with pytest.raises(RunnerError, match=r"sizes \[3\] are not captured"):
-        runner.forward(batch, StepPlan("graph", (3,)))
-    with pytest.raises(RunnerError, match="cannot be padded to 9 rows"):
-        runner.forward(batch, StepPlan("eager", (9,)))

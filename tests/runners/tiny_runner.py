@@ -10,12 +10,15 @@ import numpy as np
 import torch
 
 from runners.batches import decode_batch, extend_batch
+from runners.cuda_graph_runner import CudaGraphRunner
 from runners.forward_batch import ForwardBatch
 from runners.model_runner import ModelRunner, RunnerConfig
 from runners.models.loader import LoadedModel, ModelSpec, load_model
+from runners.padding import StepPlan
 
 MAX_SEQ_LEN = 48
 PAGE_SIZE = 4
+EAGER = StepPlan("eager")
 CONFIG: dict[str, object] = {
     "model_type": "qwen3",
     "vocab_size": 64,
@@ -55,6 +58,24 @@ def tiny_config(**overrides: Any) -> RunnerConfig:
 
 def tiny_runner(**overrides: Any) -> ModelRunner:
     return ModelRunner(tiny_model(overrides.get("device", "cpu")), tiny_config(**overrides))
+
+
+def graphs_of(runner: ModelRunner) -> CudaGraphRunner:
+    assert runner.graph_runner is not None
+    return runner.graph_runner
+
+
+def logits(runner: ModelRunner, batch: ForwardBatch, plan: StepPlan | None = None) -> torch.Tensor:
+    return runner.forward(batch, plan).next_token_logits.clone()
+
+
+def assert_same_tokens(values: torch.Tensor, reference: torch.Tensor) -> None:
+    """Contract 3b: within a tolerance, and the same top-1 where the top-2 gap is clear."""
+    error = (values - reference).abs().max().item()
+    assert error < 1e-5
+    top2 = reference.topk(2).values
+    clear = top2[:, 0] - top2[:, 1] > 4 * error
+    assert torch.equal(values.argmax(-1)[clear], reference.argmax(-1)[clear])
 
 
 class Requests:
