@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
-    except ConfigError as error:
+    except (ConfigError, RecordError) as error:
         print(f"error: {error}", file=sys.stderr)
         return _INVALID
     except KeyboardInterrupt:
@@ -75,11 +75,7 @@ def _verb(module: str, function: str) -> Callable[[list[str]], int]:
     """Return a verb whose module is imported when it is used: no verb pays for another."""
 
     def run(arguments: list[str]) -> int:
-        try:
-            return int(getattr(importlib.import_module(module), function)(arguments))
-        except RecordError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return _INVALID
+        return int(getattr(importlib.import_module(module), function)(arguments))
 
     return run
 

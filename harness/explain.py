@@ -104,7 +104,8 @@ def _explain_missing(error: MissingConfigException) -> ConfigError:
             "--config-name", error.missing_cfg_file, "no such configuration; leave --config-name out"
         )
     group, choice = match["group"], match["choice"]
-    options = list(error.options or ())
+    # compose.register_presets stores the class of a preset beside it.
+    options = [option for option in error.options or () if not option.endswith("_class")]
     return refuse_choice(group, choice, options)
 
 

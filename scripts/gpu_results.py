@@ -74,6 +74,9 @@ def main() -> int:
     if options.list:
         print("\n".join([*CHECKS, *JOBS]))
         return 0
+    if (device := other_device(options.out)) is not None:
+        print(f"{options.out} holds what was measured on {device}: give another folder", file=sys.stderr)
+        return 2
     options.out.mkdir(parents=True, exist_ok=True)
     # The job processes and pytest find the checkout whatever the working folder.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -85,6 +88,21 @@ def main() -> int:
         print(f"[{time.monotonic() - started:6.1f} s] {stage}: {outcomes[stage]}", flush=True)
     summarise(options.out, outcomes, JOBS)
     return 0 if all(outcome.startswith(("ok", "skipped")) for outcome in outcomes.values()) else 1
+
+
+def other_device(out: Path) -> str | None:
+    """Return the device of a record in `out` that no GPU of this machine is; None if there is no such record."""
+    from harness.nvidia import visible_gpus
+
+    here = {gpu.name for gpu in visible_gpus()}
+    if not here and Path("/dev/nvidiactl").exists():
+        return None  # a GPU whose name cannot be asked here
+    for path in (out / "environment.json", out / "result.json", *sorted(out.glob("*/result.json"))):
+        content = read_json(path) or {}
+        device = (content.get("environment") or content).get("device_name")
+        if device and device not in here:
+            return str(device)
+    return None
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -188,6 +188,22 @@ def test_a_named_sweep_is_gone_on_with_when_asked_for(capsys: pytest.CaptureFixt
     assert len(before.splitlines()) == len(rows) + 1
 
 
+def test_a_damaged_record_ends_a_sweep_that_is_resumed_with_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    point = ["-m", "seed=1,-1", "model.source=gguf", "output_dir=sweep"]
+    assert main(point) == 1
+    Path("sweep/0/result.json").write_text("{")
+    assert main([*point, "sweep.resume=true"]) == 2
+    assert "sweep/0/result.json is damaged" in capsys.readouterr().err
+
+
+def test_the_classes_behind_launchers_are_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", "seed=1,2", "hydra/launcher=joblb"]) == 2
+    shown = capsys.readouterr().err
+    assert "submitit_slurm; did you mean joblib?" in shown and "_class" not in shown
+
+
 def test_two_sweeps_of_one_second_have_folders_of_their_own() -> None:
     for _ in range(2):
         assert main(["-m", "seed=-1,-2"]) == 1
