@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 
 from runners import compilation
 from runners.capture import CaptureRecord, CompileCost

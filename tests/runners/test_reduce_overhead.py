@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch._dynamo
 
 from runners.compile_counts import CompileCounts
 from runners.errors import RunnerError
