@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Rebuild the results in docs/planner.md from a record: the plans for three traces, and the check of the simulator.
+"""Rebuild the results in docs/planner.md from records: the plans for three traces, and the check of the simulator.
 
-    python scripts/planner_page.py --traces DIR [--run docs/results/planner_h200] [--page docs/planner.md]
+    python scripts/planner_page.py --traces DIR [--run docs/results/planner_h200] [--check RECORD ...]
 
 Replaces what stands between the page's two marks. DIR holds the Azure 2023 traces and Mooncake's; no GPU is
-needed. Takes a minute.
+needed. The plans are those of --run; the simulator is checked against the replay of it and of each --check.
+Takes a minute.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ ENGINES = (
     ("tensorrt_llm", "TensorRT-LLM"),
     ("lmdeploy", "LMDeploy"),
 )
+CHECK_NOTE = "How far prediction and measurement lie apart (`python -m harness plan --verify RECORD`, the replay of the same run):"
 
 
 def main() -> int:
@@ -38,6 +40,13 @@ def main() -> int:
     )
     parser.add_argument("--traces", type=Path, required=True, help="the folder of the traces")
     parser.add_argument("--run", type=Path, default=ROOT / "docs/results/planner_h200", help="the record")
+    parser.add_argument(
+        "--check",
+        type=Path,
+        nargs="*",
+        default=[ROOT / "docs/results/planner_h200_8b"],
+        help="further records to check the simulator against",
+    )
     parser.add_argument("--page", type=Path, default=ROOT / "docs/planner.md", help="the page to write")
     options = parser.parse_args()
     page = options.page.read_text()
@@ -45,15 +54,17 @@ def main() -> int:
     _, end, after = rest.partition(END)
     if not mark or not end:
         parser.error(f"{options.page} lacks the marks {BEGIN} and {END}")
-    made = results(options.run.resolve(), options.traces.resolve())
+    checked = [record.resolve() for record in options.check]
+    made = results(options.run.resolve(), checked, options.traces.resolve())
     options.page.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{after}")
     return 0
 
 
-def results(run: Path, traces: Path) -> str:
-    """Return the part of the page that the record decides."""
+def results(run: Path, checked: list[Path], traces: Path) -> str:
+    """Return the part of the page that the records decide."""
     plans = {name: plan(run, traces / file, kind) for name, file, kind in TRACES}
-    return "\n\n".join([described(run), plan_table(plans), halves(plans), warnings(plans), check(run)])
+    parts = [described(run), plan_table(plans), halves(plans), warnings(plans), CHECK_NOTE]
+    return "\n\n".join([*parts, *(check(record) for record in (run, *checked))])
 
 
 def plan(run: Path, trace: Path, kind: str) -> dict[str, Any]:
@@ -74,19 +85,29 @@ def verb(*arguments: str) -> str:
 
 
 def described(run: Path) -> str:
+    return (
+        f"Cost table: {measured(run)}. Command: `python -m harness plan {shown(run)} --workload TRACE --format F`. "
+        "Step times in ms on the held-out part:"
+    )
+
+
+def measured(run: Path) -> str:
+    """Say what a record was measured on."""
     result = json.loads((run / "result.json").read_bytes())
     config, environment = result["config"], result["environment"]
     versions = environment["versions"]
     lens = ", ".join(f"{length:,}" for length in config["measure"]["context_lens"])
     packages = ", ".join(f"{name} {versions[name]}" for name in ("torch", "triton") if versions.get(name))
-    shown = run.relative_to(ROOT) if run.is_relative_to(ROOT) else run
     return (
-        f"Cost table: `{shown}` ({environment['device_name']}, {result['started_at'][:10]}, {config['model']['name']}, "
+        f"`{shown(run)}` ({environment['device_name']}, {result['started_at'][:10]}, {config['model']['name']}, "
         f"`model.implementation={config['model']['implementation']}`, {len(result['capture']['sizes'])} captured "
         f"sizes to {max(result['capture']['sizes'])}, contexts of {lens} tokens, requests of up to "
-        f"{config['model']['max_seq_len']:,}; {packages}). Command: `python -m harness plan {shown} --workload TRACE "
-        "--format F`. Step times in ms on the held-out part:"
+        f"{config['model']['max_seq_len']:,}; {packages})"
     )
+
+
+def shown(run: Path) -> Path:
+    return run.relative_to(ROOT) if run.is_relative_to(ROOT) else run
 
 
 def plan_table(plans: dict[str, dict[str, Any]]) -> str:
@@ -155,11 +176,7 @@ def warnings(plans: dict[str, dict[str, Any]]) -> str:
 def check(run: Path) -> str:
     """The simulator against the replay of the same run."""
     found = json.loads(verb("plan", "--verify", str(run)))
-    lines = [
-        "How far prediction and measurement lie apart (`plan --verify`, the replay of the same run):",
-        "",
-    ]
-    lines += ["| | predicted | measured | apart |", "|---|---|---|---|"]
+    lines = [f"{measured(run)}:", "", "| | predicted | measured | apart |", "|---|---|---|---|"]
     for row in found["rows"]:
         figures = (number(row["predicted"]), number(row["measured"]), percent(row["deviation"]))
         lines.append(f"| {row['name']} | {' | '.join(figures)} |")
@@ -170,7 +187,7 @@ def check(run: Path) -> str:
         lines.append(f"| {kind['name']} | {kind['num_steps']} | {' | '.join(figures)} |")
     lines += ["", *(f"- {note}." for note in found["notes"])]
     verdict = "hold" if found["holds"] else "do not hold"
-    return "\n".join([*lines, "", f"The 5% of TPOT and of mode shares {verdict}."]).replace("\n\n\n", "\n\n")
+    return "\n".join([*lines, "", f"The 5% of TPOT and of mode shares **{verdict}** on this record."])
 
 
 def gain_text(row: dict[str, Any]) -> str:

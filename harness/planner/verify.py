@@ -104,7 +104,10 @@ def verify(
     times = step_times(costs, sizes, limits.max_batch_size, limits.prefill_chunk_tokens, grid, runner)
     predicted = simulate(times, limits, workload)
     return Verification(
-        _deviations(run, result, predicted), len(workload), step_errors(run, times), [*drift_notes(run)]
+        _deviations(run, result, predicted),
+        len(workload),
+        step_errors(run, times),
+        [*costs.source.warnings, *drift_notes(run)],
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.planner.cost_source import load_costs
 from scripts import planner_page
 
 
@@ -61,6 +62,17 @@ def test_each_engine_has_its_verdict_on_each_trace() -> None:
 
 def test_the_warnings_are_named() -> None:
     assert "- a trace: 3% of the steps." in planner_page.warnings({"a trace": PLAN})
+
+
+def test_a_check_says_whether_the_simulator_holds_and_what_its_costs_lack() -> None:
+    run = planner_page.ROOT / "docs/results/planner_h200_8b"
+    lacks = load_costs(run).source.warnings
+    text = planner_page.check(run)
+    assert lacks and all(f"- {warning}." in text for warning in lacks)
+    assert text.startswith("`docs/results/planner_h200_8b` (")
+    mean_tpot = next(line for line in text.splitlines() if line.startswith("| mean TPOT (ms) |"))
+    within = abs(float(mean_tpot.split("|")[-2].strip().rstrip("%"))) <= 5
+    assert ("**hold**" if within else "**do not hold**") in text.splitlines()[-1]
 
 
 def test_a_page_without_the_marks_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
