@@ -53,6 +53,7 @@ def check_source(config: Config) -> None:
 def check_rate(config: Config) -> None:
     """The rate, the ramp and the burst fit the kind."""
     workload = config.workload
+    _refuse_idle(config)
     at_once = workload.request_rate is not None and math.isinf(workload.request_rate)
     if at_once and workload.kind == "ramp":
         raise ConfigError("workload.request_rate", "inf", "a ramp ends at a rate: give requests a second")
@@ -80,6 +81,23 @@ def check_rate(config: Config) -> None:
             workload.burst_size,
             f"must be at most workload.max_requests={workload.max_requests}, which it is a part of",
         )
+
+
+def _refuse_idle(config: Config) -> None:
+    """Refuse what nothing reads: a steady batch has no arrivals, and only it has a size."""
+    workload = config.workload
+    idle: dict[str, object] = {"batch_size": None}
+    instead = "steady"
+    if workload.kind == "steady":
+        idle = {"request_rate": None, "duration_s": None, "rate_scale": 1.0}
+        instead = "synthetic or lengths"
+    for key, unset in idle.items():
+        if (value := getattr(workload, key)) != unset:
+            raise ConfigError(
+                f"workload.{key}",
+                value,
+                f"unused with workload.kind={workload.kind}: leave it out, or write workload={instead}",
+            )
 
 
 def check_lengths(config: Config) -> None:

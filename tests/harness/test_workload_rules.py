@@ -39,6 +39,22 @@ def refusal(*overrides: str) -> ConfigError:
         (["workload.sec_multiplier=60"], "workload.sec_multiplier", "format=timed_trace"),
         (["workload=steady", "workload.burst_size=3"], "workload.burst_size", "write workload=synthetic"),
         (
+            ["workload=steady", "workload.request_rate=3"],
+            "workload.request_rate",
+            "unused with workload.kind=steady",
+        ),
+        (
+            ["workload=steady", "workload.duration_s=3"],
+            "workload.duration_s",
+            "unused with workload.kind=steady",
+        ),
+        (
+            ["workload=steady", "workload.rate_scale=3"],
+            "workload.rate_scale",
+            "unused with workload.kind=steady",
+        ),
+        (["workload=ramp", "workload.batch_size=3"], "workload.batch_size", "write workload=steady"),
+        (
             ["workload.burst_size=9", "workload.max_requests=8"],
             "workload.burst_size",
             "at most workload.max_requests=8",
