@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -21,7 +22,19 @@ class EngineFlags:
     checked_against: str
     #: A configuration file for an engine that takes the list there.
     config: str | None = None
+    #: The release that the flags are for, where it is another than the one they were checked against.
+    unchecked_version: str | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def checked(self) -> str:
+        """What the flags were checked against, and that they are unchecked for another release."""
+        if self.unchecked_version is None:
+            return f"checked against {self.checked_against}"
+        return (
+            f"UNCHECKED for version {self.unchecked_version}: only {self.checked_against} was checked; compare with the "
+            "--help of yours"
+        )
 
 
 #: Whose source, package or reference the flags were read from: vllm/engine/arg_utils.py and, for speculative
@@ -67,7 +80,10 @@ def export_flags(
     if tokens_per_request < 1:
         raise ConfigError("--tokens-per-request", tokens_per_request, "must be at least 1")
     clipped = sorted({size for size in sizes if size <= maximum} | {maximum})
-    flags = ENGINES[engine](clipped, _version(engine_version), tokens_per_request)
+    version = _version(engine_version)
+    flags = ENGINES[engine](clipped, version, tokens_per_request)
+    if version is not None and not _is_same(version, _version(flags.checked_against.split()[-1])):
+        flags = replace(flags, unchecked_version=engine_version)
     dropped = sorted({size for size in sizes if size > maximum})
     if not dropped:
         return flags
@@ -121,7 +137,7 @@ def _tensorrt_llm(sizes: list[int], version: tuple[int, ...] | None, tokens_per_
     is_old = version is not None and version < _TENSORRT_LLM_CONFIG
     option = "--extra_llm_api_options" if is_old else "--config"
     note = "max_batch_size of cuda_graph_config is left out: it is derived, and refused if it differs"
-    return EngineFlags("tensorrt_llm", f"{option} config.yaml", _TENSORRT_LLM, config, (note,))
+    return EngineFlags("tensorrt_llm", f"{option} config.yaml", _TENSORRT_LLM, config, notes=(note,))
 
 
 def _lmdeploy(sizes: list[int], version: tuple[int, ...] | None, tokens_per_request: int) -> EngineFlags:
@@ -141,6 +157,10 @@ ENGINES: dict[str, _Writer] = {
     "tensorrt_llm": _tensorrt_llm,
     "lmdeploy": _lmdeploy,
 }
+
+
+def _is_same(version: tuple[int, ...], other: tuple[int, ...] | None) -> bool:
+    return all(one == two for one, two in itertools.zip_longest(version, other or (), fillvalue=0))
 
 
 def _version(text: str | None) -> tuple[int, ...] | None:

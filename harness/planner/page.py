@@ -148,5 +148,5 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _flags(engine: EngineFlags) -> str:
     text = engine.flags + (f"\n\n{engine.config}" if engine.config else "")
-    checked = f"{engine.engine}, checked against {engine.checked_against}"
+    checked = f"{engine.engine}, {engine.checked}"
     return f"<h3>{html.escape(checked)}</h3><pre>{html.escape(text)}</pre>"

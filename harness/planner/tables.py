@@ -228,7 +228,7 @@ def _kinds_table(verification: Verification) -> Table:
 
 def print_flags(console: Console, flags: Iterable[EngineFlags]) -> None:
     for engine in flags:
-        console.print(f"{engine.engine} (checked against {engine.checked_against}):", highlight=False)
+        console.print(f"{engine.engine} ({engine.checked}):", highlight=False)
         console.print(f"  {engine.flags}", highlight=False, markup=False, soft_wrap=True)
         for line in (engine.config or "").splitlines():
             console.print(f"    {line}", highlight=False, markup=False, soft_wrap=True)

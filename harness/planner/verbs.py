@@ -103,7 +103,7 @@ def main_export(argv: Sequence[str]) -> int:
     print(flags.flags)
     if flags.config:
         print(flags.config, end="")
-    for note in (f"checked against {flags.checked_against}", *flags.notes):
+    for note in (flags.checked, *flags.notes):
         print(f"note: {note}", file=sys.stderr)
     return 0
 

@@ -41,6 +41,13 @@ def test_sglang_sizes_stay_requests_under_speculative_decoding() -> None:
     assert export_flags("sglang", SIZES, tokens_per_request=4) == export_flags("sglang", SIZES)
 
 
+def test_flags_for_another_release_than_the_checked_one_are_called_unchecked() -> None:
+    assert export_flags("vllm", SIZES).checked == "checked against vLLM 0.33.0"
+    assert export_flags("vllm", SIZES, engine_version="0.33").checked == "checked against vLLM 0.33.0"
+    old = export_flags("vllm", SIZES, engine_version="0.8")
+    assert old.checked.startswith("UNCHECKED for version 0.8: only vLLM 0.33.0 was checked")
+
+
 def test_tensorrt_llm_pads() -> None:
     exported = export_flags("tensorrt_llm", SIZES)
     assert exported.config is not None
