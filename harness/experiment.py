@@ -121,6 +121,7 @@ class Experiment:
                 self.loop_sweep_again()
                 self.profile()
             finally:
+                self.keep_step_warnings()
                 self.count_compilations()
 
     @_timed
@@ -357,6 +358,12 @@ class Experiment:
         for warning in filter(None, (unsteady, lock_in(stable, self.runner))):
             self.record.warn(warning)
         return asdict(statistics)
+
+    def keep_step_warnings(self) -> None:
+        """Write down why steps ran without the graph that one would expect, once a reason."""
+        if self.runner.graph_runner is not None:
+            for warning in self.runner.graph_runner.warnings:
+                self.record.warn(warning)
 
     def count_compilations(self) -> None:
         """Write down what torch.compile did since the capture; a count that should be 0 and is not warns."""

@@ -145,8 +145,9 @@ def test_below_the_ceiling_a_burst_moves_the_load_to_a_second_stable_batch_for_g
     assert set(after["reason"]) == {"above_max"}
     assert before["batch_size"].mean() == pytest.approx(low, rel=0.05)
     assert after["batch_size"].mean() == pytest.approx(high, rel=0.05)
-    (warning,) = result["warnings"]
-    assert f"about {low:.1f} and of about {high:.1f} are both stable" in warning
+    forecast, fallback = result["warnings"]
+    assert f"about {low:.1f} and of about {high:.1f} are both stable" in forecast
+    assert "runs eager: it is above the largest capture size, 8. Raise capture.max_size" in fallback
 
 
 def test_without_the_burst_the_same_rate_never_leaves_the_graphs(tmp_path: Path) -> None:
