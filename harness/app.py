@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from harness.cancellation import CancelledError, cancellation_raised
 from harness.compose import config_path, register_presets, register_resolvers, to_yaml
-from harness.errors import ConfigError, unwritable, used_folder
+from harness.errors import ConfigError, RecordError, unwritable, used_folder
 from harness.exit_codes import INTERRUPTED, INVALID, OK, exit_code, sweep_exit_code
 from harness.explain import explain
 from harness.isolation import CONFIG_FILE, log_failure
@@ -115,11 +115,12 @@ def _look(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 def _explained(
     error: Exception, overrides: Sequence[str], folders: Sequence[Path], has_begun: bool
 ) -> ConfigError | None:
-    """Return what Hydra raised as a ConfigError; None once a job has started, for then it is a bug."""
+    """Return what Hydra raised as a ConfigError; None for what says all itself, and once a job has started, for
+    then it is a bug."""
     explained = explain(error, overrides, folders)
     if explained is not None or has_begun:
         return explained
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError | RecordError):
         return None
     if isinstance(error, OSError) and error.filename is not None:
         return unwritable(error.filename, error)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.config_hash import expected_hash
-from harness.errors import ConfigError
+from harness.errors import ConfigError, RecordError
 from harness.estimate import Estimate, estimate
 from harness.exit_codes import INVALID, OK
 from harness.point import PointTask
 from harness.record import Status
+from harness.record_reader import read_result
 from harness.schema import check, load_config
 from harness.sweep import FINISHED, SweepFolder
 from harness.terminal import say
@@ -48,18 +49,26 @@ class DryRun:
         if key in self.keys:
             return "equal to a point above: would not run again"
         self.keys.add(key)
-        if key in self._finished():
+        if self._is_finished(key):
             self.num_finished += 1
             return "finished: would not run again"
         found = estimate(config)
         self.estimates.append(found)
         return _line(found)
 
-    def _finished(self) -> set[str]:
+    def _is_finished(self, key: str) -> bool:
+        """Return whether the sweep has a job of that hash which ended, and whose record can be read."""
         if self.sweep is None:
-            return set()
-        points = self.sweep.points()
-        return {point.key for point in points if point.key and Status(point.row["status"]) in FINISHED}
+            return False
+        try:
+            return any(
+                Status(read_result(self.sweep.folder / point.row["job"])["status"]) in FINISHED
+                for point in self.sweep.points()
+                if point.key == key and Status(point.row["status"]) in FINISHED
+            )
+        except RecordError as error:
+            say(f"     {error}")
+            return False
 
     def report(self) -> int:
         """Print the sums and what they rest on; 2 if a point is refused."""

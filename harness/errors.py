@@ -27,6 +27,10 @@ class RecordError(ValueError):
     """A record cannot be read or written as asked; the message says why and what to do."""
 
 
+class NewerRecordError(RecordError):
+    """A record is whole, but a newer version of the harness wrote it."""
+
+
 def unwritable(folder: object, error: OSError) -> ConfigError:
     """Return the ConfigError for a job's folder that cannot be made or written."""
     reason = error.strerror or type(error).__name__

@@ -6,6 +6,7 @@ sweep, in a worker, and on another machine that shares the folder.
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -14,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.config_hash import cached_commit, expected_hash
-from harness.errors import ConfigError
+from harness.errors import ConfigError, RecordError
 from harness.isolation import CONFIG_FILE, conclude, log_failure, run_isolated
 from harness.record import RESULT_FILE, JobRecord, Status
-from harness.record_reader import read_result
+from harness.record_reader import is_newer, read_result
 from harness.schema import Config, check, load_config
 from harness.sweep import FINISHED, Point, Row, SweepFolder, has_failed, read_point, row_of
 from harness.terminal import say
@@ -158,7 +159,11 @@ class _PointRun:
         there = read_point(earlier)
         if there is None or not (earlier / RESULT_FILE).exists():
             return False
-        result = read_result(earlier)
+        try:
+            result = read_result(earlier)
+        except RecordError as error:
+            say(f"[{earlier.name}] runs again: {error}", sys.stderr)
+            return False
         status = Status(result["status"])
         if there.run == self.token:
             # Interrupted in this very start: a cluster has put its job back in the queue.
@@ -183,11 +188,12 @@ class _PointRun:
         return self.sweep.placed(row)
 
     def _take_folder(self, earlier: Path | None) -> None:
-        """Run where the point ran before; and leave alone what another point recorded in this one's folder."""
-        there = read_point(self.job_dir)
-        if earlier is not None and earlier.is_dir():
+        """Run where the point ran before; and leave alone what another point, or a newer version, recorded there."""
+        if earlier is not None and earlier.is_dir() and not is_newer(earlier):
             self.job_dir = earlier
-        elif there is not None and there.key != self.key:
+            return
+        there = read_point(self.job_dir)
+        if (there is not None and there.key != self.key) or is_newer(self.job_dir):
             self.job_dir = self.job_dir.with_name(f"{self.job_dir.name}-{(self.key or self.token)[:8]}")
             self.job_dir.mkdir(exist_ok=True)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.durable import read_lines
+from harness.errors import NewerRecordError
 from harness.record import (
     BENCH_SERVE_FILE,
     RESULT_FIELDS,
@@ -34,6 +35,17 @@ def read_result(job_dir: str | Path) -> dict[str, Any]:
         raise RecordError(f"{job_dir} holds no {RESULT_FILE}; give the folder of one job") from None
     _check_version(result.get("schema_version"), path)
     return dict.fromkeys(RESULT_FIELDS) | result
+
+
+def is_newer(job_dir: Path) -> bool:
+    """Return whether a newer version recorded the job: what it says is whole, and not ours to replace."""
+    try:
+        read_result(job_dir)
+    except NewerRecordError:
+        return True
+    except RecordError:
+        return False
+    return False
 
 
 def read_bench_serve(job_dir: str | Path) -> dict[str, Any] | None:
@@ -155,7 +167,7 @@ def _check_version(version: object, path: Path) -> None:
             f"{path} names no schema version ({version!r}); was it written by this harness?"
         ) from None
     if newer:
-        raise RecordError(
+        raise NewerRecordError(
             f"{path} has schema version {version}, this harness reads {SCHEMA_VERSION}; "
             "upgrade it: pip install -U cudagraph-harness"
         )

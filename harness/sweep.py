@@ -10,19 +10,22 @@ import contextlib
 import csv
 import io
 import json
+import os
 import secrets
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.durable import replace_file
-from harness.errors import ConfigError, unwritable, used_folder
+from harness.errors import ConfigError, RecordError, unwritable, used_folder
 from harness.exit_codes import OK, exit_code
 from harness.lock import locked
 from harness.record import RESULT_FILE, SCHEMA_VERSION, Status
 from harness.record_reader import read_result
 from harness.remedies import remedy
+from harness.terminal import say
 
 SWEEP_FILE = "sweep.csv"
 #: Of a job's folder: the point that it is of, and its row.
@@ -106,6 +109,7 @@ class SweepFolder:
             content = {"schema_version": SCHEMA_VERSION, "run": secrets.token_hex(8)}
             replace_file(start, json.dumps(content).encode())
             (self.folder / _STOPPED).unlink(missing_ok=True)
+            self._set_damaged_aside()
             self.write_table()
         except OSError as error:
             raise unwritable(self.folder, error) from error
@@ -124,6 +128,19 @@ class SweepFolder:
                 "holds a sweep already: add sweep.resume=true to go on with it, or give another folder "
                 "(sweep.id=NAME names one)",
             ) from error
+
+    def _set_damaged_aside(self) -> None:
+        """Take away each `point.json` that cannot be read, and say so: such a point has no row, and runs again."""
+        for path in sorted(self.folder.glob(f"*/{POINT_FILE}")):
+            try:
+                read_point(path.parent)
+            except RecordError as error:
+                aside = path.with_name(f"{POINT_FILE}.damaged")
+                os.replace(path, aside)
+                say(
+                    f"[{path.parent.name}] has no row until it runs again: {error} (now {aside.name})",
+                    sys.stderr,
+                )
 
     def discard(self) -> None:
         """Undo `open` where no job began: the name is free again."""
@@ -184,12 +201,20 @@ class SweepFolder:
 
 
 def read_point(job_dir: Path) -> Point | None:
-    """Return what `point.json` of a job's folder holds; None if it is not there."""
+    """Return what `point.json` of a job's folder holds; None if it is not there, RecordError if it is damaged."""
+    path = job_dir / POINT_FILE
     try:
-        content = json.loads((job_dir / POINT_FILE).read_bytes())
+        content = json.loads(path.read_bytes())
+        point = Point(content["number"], content["key"], content["run"], content["row"])
+        int(point.number), Status(point.row["status"]), Path(point.row["job"])
+        return point
     except FileNotFoundError:
         return None
-    return Point(content["number"], content["key"], content["run"], content["row"])
+    except (ValueError, TypeError, KeyError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise RecordError(
+            f"{path} is damaged ({reason}): sweep.resume=true sets it aside and runs the point again"
+        ) from error
 
 
 def row_of(job_dir: Path, overrides: str, duration_s: float | None) -> Row:
@@ -221,7 +246,8 @@ def has_failed(row: Mapping[str, Any]) -> bool:
 
 def _csv_bytes(rows: Iterable[Row]) -> bytes:
     text = io.StringIO()
-    writer = csv.DictWriter(text, SWEEP_COLUMNS, lineterminator="\n")
+    # A newer version may have given the row of its job more columns.
+    writer = csv.DictWriter(text, SWEEP_COLUMNS, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     return text.getvalue().encode()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from harness.durable import write_output
@@ -13,6 +15,7 @@ from harness.record_reader import job_folders
 from harness.report.job_page import job_page
 from harness.report.page import Page, render
 from harness.report.sweep_page import sweep_page
+from harness.terminal import say
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,19 +24,26 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(options.path)
     output = Path(options.output) if options.output else folder / REPORT_FILE
     for job_dir in job_folders(folder) if options.jobs else ():
-        write_report(job_dir, job_dir / REPORT_FILE)
+        with suppress(RecordError):  # the sweep's page says so
+            _write(page_of(job_dir), job_dir / REPORT_FILE)
     write_report(folder, output)
     print(output)
     return 0
 
 
 def write_report(folder: Path, output: Path) -> None:
-    """Write the page of the job or sweep in `folder`, whole or not at all."""
+    """Write the page of the job or sweep in `folder`, whole or not at all; of a sweep, say which jobs it lacks."""
     try:
-        text = render(page_of(folder))
+        page = page_of(folder)
     except RecordError as error:
         raise ConfigError("PATH", folder, str(error)) from error
-    write_output("--output", output, text)
+    for warning in page.warnings:
+        say(f"warning: {warning}", sys.stderr)
+    _write(page, output)
+
+
+def _write(page: Page, output: Path) -> None:
+    write_output("--output", output, render(page))
 
 
 def page_of(folder: Path) -> Page:

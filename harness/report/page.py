@@ -59,6 +59,8 @@ class Page:
     is_emulated: bool = False
     is_unverified: bool = False
     footer: str = ""
+    #: What whoever makes the page is told on the terminal too.
+    warnings: Sequence[str] = ()
     marks: Sequence[str] = field(init=False)
 
     def __post_init__(self) -> None:

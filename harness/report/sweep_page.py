@@ -13,7 +13,15 @@ from harness.report.page import Banner, Fact, Page, Section, cell_text
 from harness.report.parallel_chart import parallel_figure
 from harness.report.pareto_chart import pareto_figure
 from harness.report.ranking import close_to_best, comparable_jobs, objectives, pareto_front
-from harness.report.sweep_rows import GRAPH_MEMORY, METRICS, Metric, Sweep, SweepJob, read_sweep
+from harness.report.sweep_rows import (
+    GRAPH_MEMORY,
+    METRICS,
+    UNREADABLE,
+    Metric,
+    Sweep,
+    SweepJob,
+    read_sweep,
+)
 from harness.report.verdict import RERUN_MARGIN
 
 _MAX_LISTED = 8
@@ -38,6 +46,7 @@ def sweep_page(folder: Path) -> Page:
             Section("jobs", "Jobs", markup=_jobs_table(sweep)),
         ],
         footer="Made by python -m harness report from the recorded files.",
+        warnings=_left_out(sweep),
     )
 
 
@@ -46,7 +55,13 @@ def _all_unverified(sweep: Sweep) -> bool:
     return bool(measured) and all(job.is_unverified for job in measured)
 
 
+def _left_out(sweep: Sweep) -> list[str]:
+    return [f"job {job.name} is left out: {job.error}" for job in sweep.jobs if job.status == UNREADABLE]
+
+
 def _banners(sweep: Sweep) -> Iterator[Banner]:
+    for warning in _left_out(sweep)[:_MAX_LISTED]:
+        yield Banner("Unreadable", warning)
     unverified = [job.name for job in sweep.jobs if job.is_unverified]
     if unverified:
         yield Banner("UNVERIFIED", f"In {_listed(unverified)} replay was not proven equal to eager; do not rely on "

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from harness.record import REPORT_FILE, RESULT_FILE, Status
+from harness.record import REPORT_FILE, RESULT_FILE, RecordError, Status
 from harness.record_reader import job_folders, read_result, read_table
 from harness.report.bootstrap import median_error
 from harness.report.capture_charts import capture_seconds, graph_bytes
@@ -24,6 +24,8 @@ from harness.sweep import SWEEP_FILE
 _MIB = 1024**2
 _NORMAL_95 = 1.96
 _OVERRIDE = re.compile(r" (?=[+~]{0,2}[\w./@-]+=)")
+#: The status of a job whose files cannot be read.
+UNREADABLE = "unreadable"
 #: Differ from job to job and say nothing.
 _NEVER_VARIED = ("output_dir", "tracking", "job", "sweep")
 
@@ -96,20 +98,35 @@ class Sweep:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Read every job of a sweep, also of one that still runs or was cut off."""
+    """Read every job of a sweep, also of one that still runs or was cut off.
+
+    A job whose files cannot be read, as they are damaged or a newer version's, has a row that says so.
+    """
     overrides = _overrides(folder)
     folders = _all_folders(folder)
-    results = {name: read_result(path) for name, path in folders.items()}
+    results: dict[str, dict[str, Any]] = {}
+    sizes: dict[str, list[dict[str, Any]]] = {}
+    unreadable: dict[str, str] = {}
+    for name, path in folders.items():
+        try:
+            results[name], sizes[name] = read_result(path), read_table(path, "sizes").to_pylist()
+        except RecordError as error:
+            results[name], unreadable[name] = {"config": None}, str(error)
     varied = _varied(results, overrides)
-    sizes = {name: read_table(path, "sizes").to_pylist() for name, path in folders.items()}
     batch_size = _common_batch_size(sizes.values())
     jobs = []
-    for name, path in folders.items():
-        job = _job(name, results[name], varied[name])
+    for name, result in results.items():
+        if name in unreadable:
+            jobs.append(SweepJob(name, UNREADABLE, varied[name], error=unreadable[name]))
+            continue
+        job = _job(name, result, varied[name])
         row = _row_in_force(sizes[name], batch_size)
-        job.values = _values(path, results[name], row)
-        job.step_error = _step_error(path, row)
-        job.page = _page(folder, path)
+        try:
+            job.values = _values(folders[name], result, row)
+            job.step_error = _step_error(folders[name], row)
+        except RecordError as error:
+            job = SweepJob(name, UNREADABLE, varied[name], error=str(error))
+        job.page = _page(folder, folders[name])
         jobs.append(job)
     return Sweep(folder, jobs, batch_size)
 

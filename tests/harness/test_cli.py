@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ def job_folders() -> list[Path]:
         (["runner.max_batch_size=many"], "runner.max_batch_size=many: give a whole number"),
         (["runner.max_batch_size=1,2"], "runner.max_batch_size=1,2: this key takes one value"),
         (["model=tinny"], "model=tinny: choose one of"),
+        (["model=tyni"], "; did you mean tiny?"),
         (["model=3"], "model=3: choose one of"),
         (
             ["tracking=null"],
@@ -188,14 +190,21 @@ def test_a_named_sweep_is_gone_on_with_when_asked_for(capsys: pytest.CaptureFixt
     assert len(before.splitlines()) == len(rows) + 1
 
 
-def test_a_damaged_record_ends_a_sweep_that_is_resumed_with_its_name(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("damaged", ["result.json", "point.json"])
+def test_a_point_whose_files_are_damaged_runs_again_and_is_named(
+    damaged: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     point = ["-m", "seed=1,-1", "model.source=gguf", "output_dir=sweep"]
     assert main(point) == 1
-    Path("sweep/0/result.json").write_text("{")
-    assert main([*point, "sweep.resume=true"]) == 2
-    assert "sweep/0/result.json is damaged" in capsys.readouterr().err
+    before = Path("sweep/sweep.csv").read_bytes()
+    Path(f"sweep/0/{damaged}").write_text("{")
+    capsys.readouterr()
+    assert main([*point, "sweep.resume=true"]) == 1
+    assert re.search(rf"^\[0\] .*again: \S*sweep/0/{damaged} is damaged", capsys.readouterr().err, re.M)
+    with open("sweep/sweep.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [Path(row["resumed_from"]).name for row in rows] == ["", "1"]
+    assert before.count(b"\n") == len(rows) + 1
 
 
 def test_the_classes_behind_launchers_are_not_offered(capsys: pytest.CaptureFixture[str]) -> None:

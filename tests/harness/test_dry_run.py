@@ -67,6 +67,13 @@ def test_what_a_resumed_sweep_has_finished_is_told(capsys: pytest.CaptureFixture
     assert "2 point(s): 1 would run, 1 finished" in printed
     assert "the 1 finished job(s) of this sweep took 12 s each (median)" in printed
     assert sorted(Path().rglob("*")) == before
+    (sweep.folder / "0" / "result.json").write_text("{")
+    assert main([*line, "sweep.resume=true", DRY]) == 0
+    printed = capsys.readouterr().out
+    assert "night/0/result.json is damaged" in printed and "2 point(s): 2 would run" in printed
+    (sweep.folder / "0" / "point.json").write_text("{")
+    assert main([*line, "sweep.resume=true", DRY]) == 2
+    assert "night/0/point.json is damaged" in (told := capsys.readouterr().err) and "compose" not in told
 
 
 def test_a_dry_run_imports_no_torch() -> None:

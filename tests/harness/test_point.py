@@ -15,7 +15,7 @@ from harness import point
 from harness.app import Task
 from harness.errors import ConfigError
 from harness.point import PointTask, run_point, settle_lost
-from harness.record import JobRecord, Status
+from harness.record import SCHEMA_VERSION, JobRecord, Status
 from harness.record_reader import read_result
 from harness.sweep import SweepFolder
 from tests.harness.tiny import tiny_yaml
@@ -150,6 +150,25 @@ def test_other_points_on_resume_leave_the_records_alone(sweep: SweepFolder, ran:
     assert sorted(table(sweep)) == [("0", "ok", "0"), (moved, "ok", ""), ("1", "ok", "1"), ("3", "ok", "")]
     assert read_result(sweep.folder / moved)["status"] == "ok"
     assert str(sweep.folder / moved) in (sweep.folder / moved / "config.yaml").read_text()
+
+
+def test_what_a_newer_version_recorded_stays_and_its_point_runs_elsewhere(
+    sweep: SweepFolder, ran: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_point(task(sweep, 0, 7))
+    recorded = sweep.folder / "0" / "result.json"
+    newer = recorded.read_text().replace(f'"schema_version": "{SCHEMA_VERSION}"', '"schema_version": "99.0"')
+    recorded.write_text(newer)
+    sweep.open(resume=True)
+    run_point(task(sweep, 0, 7))
+    assert "[0] runs again: " in capsys.readouterr().err
+    assert recorded.read_text() == newer
+    moved = ran[1]
+    assert moved.startswith("0-")
+    assert table(sweep) == [("0", "ok", ""), (moved, "ok", "")]
+    sweep.open(resume=True)
+    run_point(task(sweep, 0, 7))
+    assert len(ran) == 2
 
 
 def test_equal_points_in_two_processes_run_once(

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import plotly.graph_objects as go
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,6 +89,33 @@ def test_a_resumed_job_is_read_where_it_ran(tmp_path: Path) -> None:
         writer.writeheader()
         writer.writerows(rows)
     assert {one.name for one in read_sweep(tmp_path / "new").jobs} == {"0", "1", "2", "3", "4", "5"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("result.json", "{", "result.json is damaged"),
+        ("result.json", '{"schema_version": "99.0"}', "has schema version 99.0"),
+        ("sizes.csv", "batch_size\nfour\n", "sizes.csv is damaged"),
+        ("steps.parquet", "none", "steps.parquet is damaged"),
+    ],
+)
+def test_a_job_that_cannot_be_read_is_a_row_that_says_so_and_the_others_are_shown(
+    name: str, content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_sweep(tmp_path)
+    whole = read_sweep(tmp_path)
+    (tmp_path / "1" / name).write_text(content)
+    assert main([str(tmp_path), "--jobs"]) == 0
+    warning = f"job 1 is left out: {tmp_path / '1' / name}"
+    assert f"warning: {warning}" in capsys.readouterr().err
+    assert warning in (page := (tmp_path / "report.html").read_text())
+    assert "1 unreadable: see the table" in page
+    sweep = read_sweep(tmp_path)
+    assert sweep.jobs[1].status == "unreadable" and said in sweep.jobs[1].error
+    assert [one.values for one in sweep.jobs if one.name != "1"] == [
+        one.values for one in whole.jobs if one.name != "1"
+    ]
 
 
 def test_a_sweep_is_shown_with_its_front_and_all_jobs(tmp_path: Path) -> None:
