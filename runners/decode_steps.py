@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runners.captured_addresses import CapturedAddresses, StaticPart
+from runners.errors import PlanLayoutError
 from runners.forward_batch import ForwardBatch, ForwardMode
 from runners.padding import StepPlan
 from runners.token_feed import feed_tokens
@@ -72,11 +73,15 @@ class DecodeSteps:
         """Replay the parts in a row. Each one's logits move out before the next one's inputs move in."""
         logits, sampled = self._split_buffer()[: batch.batch_size], self._runner.token_ids
         token_ids = torch.empty_like(sampled[: batch.batch_size])
-        batch = self._with_known_ids(batch)
+        known = self._with_known_ids(batch)
         prepare_ns = first = 0
         for index, size in enumerate(plan.sizes):
             end = min(first + size, batch.batch_size)
-            prepare_ns += self._replay_part(batch.part(first, end), size, started, starts=index == 0)
+            try:
+                prepare_ns += self._replay_part(known.part(first, end), size, started, starts=index == 0)
+            except PlanLayoutError:
+                self._put_back_ids(batch, known)
+                raise
             logits[first:end].copy_(self._graphs.output_buffers[size].next_token_logits[: end - first])
             token_ids[first:end].copy_(sampled[: end - first])
             first, started = end, time.perf_counter_ns()
@@ -92,11 +97,21 @@ class DecodeSteps:
         feed_tokens(input_ids, batch.token_source.to(device), self._runner.token_ids)
         return replace(batch, input_ids=input_ids, token_source=None)
 
+    def _put_back_ids(self, batch: ForwardBatch, known: ForwardBatch) -> None:
+        """Undo what earlier parts did to the last step's ids: the whole batch is about to run in another way."""
+        if batch.token_source is None:
+            return
+        source = batch.token_source.to(known.input_ids.device)
+        is_fed = source >= 0
+        self._runner.token_ids[source[is_fed].long()] = known.input_ids[is_fed]
+
     def _split_buffer(self) -> torch.Tensor:
         if self._split_output is None:
             assert self._output is not None
             rows = max(self._runner.max_running_requests, self._graphs.max_bs)
-            self._split_output = self._output.new_zeros((rows, self._output.shape[1]))
+            # Not an inference tensor, whatever the caller is in: later steps write to it outside of that too.
+            with torch.inference_mode(False):
+                self._split_output = self._output.new_zeros((rows, self._output.shape[1]))
         return self._split_output
 
     def _run_compiled(self, batch: ForwardBatch, plan: StepPlan, started: int) -> Prepared:

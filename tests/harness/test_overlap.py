@@ -15,11 +15,10 @@ from harness.scheduler import SchedulerLimits, SchedulerPolicy
 from harness.scheduler_loop import StepRow, run_loop
 from harness.size_sweep import SizeSweep
 from harness.workload.base import Workload
-from runners import model_runner
-from runners.attention.torch_backend import TorchAttentionBackend
 from runners.forward_batch import ForwardBatch, LogitsProcessorOutput
 from runners.model_runner import ModelRunner
 from tests.harness.tiny import tiny_runner
+from tests.runners.past_only import PastOnlyBackend, runners_attend_with
 
 PROMPT_LENS = np.array([5, 31, 17, 2, 40, 9], dtype=np.int32)
 OUTPUT_LENS = np.array([40, 25, 1, 33, 12, 2], dtype=np.int32)
@@ -80,18 +79,6 @@ def test_overlap_changes_no_token(runner: ModelRunner, num_pages: int) -> None:
     assert num_preemptions > 0 or num_pages == 7
 
 
-class _PastOnly(TorchAttentionBackend):
-    """Takes the slot of each newest token from the batch, as the backends for CUDA do, and not from the table."""
-
-    looks_up_past_only = True
-
-    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: ForwardBatch) -> torch.Tensor:
-        slots, lens = self._decode_plans[layer.group_id].slots, forward_batch.seq_lens.long()
-        newest = lens.clamp(max=slots.shape[1]) - 1
-        slots[torch.arange(len(lens)), newest] = forward_batch.out_cache_loc
-        return super().forward_decode(q, k, v, layer, forward_batch)
-
-
 def logits(runner: ModelRunner, max_in_flight: int, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """What each step of `serve` computes."""
     seen, forward = [], runner.forward
@@ -111,12 +98,9 @@ def logits(runner: ModelRunner, max_in_flight: int, monkeypatch: pytest.MonkeyPa
 def test_a_page_that_reaches_the_device_after_its_step_changes_no_bit(
     runner: ModelRunner, max_in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def create(name: str, groups: Any, kv: Any, options: Any) -> TorchAttentionBackend:
-        limits = {"max_batch_size": options.max_batch_size, "max_seq_len": options.max_seq_len}
-        return _PastOnly(groups, kv, device=options.device, **limits)
-
-    monkeypatch.setattr(model_runner, "create_attention_backend", create)
-    with tiny_runner({**POOL, "model.implementation": runner.loaded.implementation}) as late_runner:
+    with runners_attend_with(PastOnlyBackend):
+        late_runner = tiny_runner({**POOL, "model.implementation": runner.loaded.implementation})
+    with late_runner:
         late = logits(late_runner, max_in_flight, monkeypatch)
     at_once = logits(runner, max_in_flight, monkeypatch)
     assert all(torch.equal(one, other) for one, other in zip(late, at_once, strict=True))

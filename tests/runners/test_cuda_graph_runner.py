@@ -6,9 +6,11 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from runners.batches import decode_batch
 from runners.cuda_graph_runner import (
     is_capture_mode,
 )
@@ -272,3 +274,24 @@ def test_a_plan_with_another_layout_is_refused_where_on_miss_is_error(
         monkeypatch.setattr(runner.attn_backend, "init_forward_metadata_replay_cuda_graph", refuse_plan)
         with pytest.raises(PlanLayoutError):
             runner.forward(Requests(runner).first(3))
+
+
+def test_a_split_that_ends_halfway_takes_none_of_the_ids_that_its_requests_are_fed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tiny_runner(capture_sizes=(1, 2), above_max="split") as runner:
+        backend, requests = runner.attn_backend, Requests(runner, [5, 4, 9])
+        plan_replay = backend.init_forward_metadata_replay_cuda_graph
+
+        def refuse_the_second(bs: int, *arguments: Any) -> None:
+            plan_replay(bs, *arguments) if bs == 2 else refuse_plan()
+
+        def step(token_ids: list[int], source: list[int] | None = None) -> ForwardBatch:
+            sources = None if source is None else np.array(source, dtype=np.int32)
+            return decode_batch(runner.kv, requests.rows, requests.lengths, np.array(token_ids), sources)
+
+        expected = logits(runner, step([12, 5, 30]), EAGER)
+        runner.token_ids[:3] = torch.tensor([30, 12, 7])
+        monkeypatch.setattr(backend, "init_forward_metadata_replay_cuda_graph", refuse_the_second)
+        with pytest.warns(RuntimeWarning, match="differs in layout"):
+            assert torch.equal(logits(runner, step([0, 5, 0], [1, -1, 0])), expected)

@@ -38,10 +38,13 @@ def tiny_model(device: str = "cpu") -> LoadedModel:
     return _load(device if torch.cuda.is_available() else "cpu")
 
 
+def tiny_spec() -> ModelSpec:
+    return ModelSpec(source="random", dtype="float32", seed=1, max_seq_len=MAX_SEQ_LEN, config=CONFIG)
+
+
 @cache
 def _load(device: str) -> LoadedModel:
-    spec = ModelSpec(source="random", dtype="float32", seed=1, max_seq_len=MAX_SEQ_LEN, config=CONFIG)
-    return load_model(spec, device)
+    return load_model(tiny_spec(), device)
 
 
 def tiny_config(**overrides: Any) -> RunnerConfig:
