@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,32 +32,36 @@ def decode_batch(
     wide[2] = kv.decode_slots(rows, positions)
     narrow[0], narrow[1] = rows, seq_lens
     narrow[2] = -1 if token_source is None else token_source
-    input_ids, position_tensor, slots = map(torch.from_numpy, wide)
-    row_tensor, lens = map(torch.from_numpy, narrow[:2])
-    source = None if token_source is None else torch.from_numpy(narrow[2])
+    return _batch_of(wide, narrow, token_source is not None)
+
+
+def fed_batch(batch: ForwardBatch, token_source: npt.NDArray[np.int32]) -> ForwardBatch:
+    """Return a copy of a decode step as `decode_batch` made it, with `token_source` `[batch_size]`."""
+    rows = batch.host_rows
+    assert rows is not None
+    wide, narrow = rows.wide.copy(), rows.narrow.copy()
+    narrow[2] = token_source
+    return _batch_of(wide, narrow, is_fed=True)
+
+
+def _batch_of(wide: npt.NDArray[np.int64], narrow: npt.NDArray[np.int32], is_fed: bool) -> ForwardBatch:
+    """Return the decode step of `HostRows`' arrays."""
+    input_ids, positions, slots = map(torch.from_numpy, wide)
+    rows, lens = map(torch.from_numpy, narrow[:2])
+    source = torch.from_numpy(narrow[2]) if is_fed else None
     return ForwardBatch(
         forward_mode=ForwardMode.DECODE,
         batch_size=len(rows),
         input_ids=input_ids,
-        positions=position_tensor,
-        req_pool_indices=row_tensor,
+        positions=positions,
+        req_pool_indices=rows,
         seq_lens=lens,
         seq_lens_cpu=lens,
-        seq_lens_sum=int(np.add.reduce(seq_lens)),
+        seq_lens_sum=int(np.add.reduce(narrow[1])),
         out_cache_loc=slots,
         token_source=source,
-        host_rows=HostRows(wide, narrow, (input_ids, position_tensor, slots, row_tensor, lens), source),
+        host_rows=HostRows(wide, narrow, (input_ids, positions, slots, rows, lens), source),
     )
-
-
-def fed_batch(batch: ForwardBatch, token_source: npt.NDArray[np.int32]) -> ForwardBatch:
-    """Return a decode step as `decode_batch` made it, with `token_source` `[batch_size]`; the rest is shared."""
-    rows = batch.host_rows
-    assert rows is not None
-    narrow = rows.narrow.copy()
-    narrow[2] = token_source
-    source = torch.from_numpy(narrow[2])
-    return replace(batch, token_source=source, host_rows=HostRows(rows.wide, narrow, rows.views, source))
 
 
 def extend_batch(

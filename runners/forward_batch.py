@@ -58,6 +58,8 @@ class HostRows:
             and batch.input_ids is input_ids
             and batch.positions is positions
             and batch.out_cache_loc is out_cache_loc
+            # An inference tensor does not say whether it was written to.
+            and not out_cache_loc.is_inference()
             and out_cache_loc._version == 0
             and batch.req_pool_indices is req_pool_indices
             and batch.seq_lens_cpu is seq_lens_cpu

@@ -148,6 +148,24 @@ def test_a_slot_that_was_made_negative_goes_to_the_null_page() -> None:
     assert buffers.out_cache_loc[:2].tolist() == [int(batch.out_cache_loc[0]), NULL_PAGE]
 
 
+def test_slots_that_do_not_say_whether_they_were_written_to_are_looked_at() -> None:
+    buffers = make_buffers()
+    with torch.inference_mode():
+        batch = made_batch(small_kv(), 2)
+        batch.out_cache_loc[1] = -1
+        buffers.populate(batch)
+    assert buffers.out_cache_loc[:2].tolist() == [int(batch.out_cache_loc[0]), NULL_PAGE]
+
+
+def test_a_fed_batch_counts_as_it_is_and_not_as_the_one_that_it_was_made_of() -> None:
+    buffers, batch = make_buffers(), made_batch(small_kv(), 3)
+    fed = fed_batch(batch, np.array([2, -1, 0], dtype=np.int32))
+    batch.input_ids.fill_(1)
+    fed.seq_lens[0] = 2
+    buffers.populate(fed)
+    assert buffers.input_ids[:3].tolist() == [50, 51, 52] and buffers.seq_lens[:3].tolist() == [2, 4, 5]
+
+
 def test_all_inputs_lie_in_one_packed_buffer() -> None:
     buffers = make_buffers(5)
     start, end = buffers.packed.data_ptr(), buffers.packed.data_ptr() + buffers.packed.nbytes
