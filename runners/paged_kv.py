@@ -170,6 +170,7 @@ class PagedKV:
             raise RunnerError(
                 f"row {rows[columns.argmax()]} asks for more than max_seq_len={self.max_seq_len}."
             )
+        self.table.check_all_live(rows)
         pages = self.pool.allocate(len(rows))
         if pages is None:
             return False

@@ -97,6 +97,12 @@ class RequestTable:
         if not (0 <= row < len(self._is_live)) or not self._is_live[row]:
             raise RunnerError(f"row {row} of the request table is not in use.")
 
+    def check_all_live(self, rows: npt.NDArray[np.int32]) -> None:
+        """As `check_live`, of rows that the table has."""
+        is_live = self._is_live.take(rows)
+        if not np.logical_and.reduce(is_live):
+            self.check_live(int(rows[is_live.argmin()]))
+
     def live_rows(self) -> npt.NDArray[np.int64]:
         return np.flatnonzero(self._is_live)
 

@@ -184,6 +184,14 @@ def test_a_page_is_not_opened_behind_a_gap_or_the_end() -> None:
         kv.open_pages(rows, lens(21))
 
 
+@pytest.mark.parametrize("row", [PADDING_ROW, 2])
+def test_no_page_is_opened_for_a_row_that_is_not_in_use(row: int) -> None:
+    kv, rows = decoding([4])
+    with pytest.raises(RunnerError, match=f"row {row} of the request table is not in use"):
+        kv.open_pages(np.append(rows, np.int32(row)), lens(5, 1))
+    assert kv.pool.num_held == 1
+
+
 def test_an_opened_page_reaches_the_device_after_its_own_step() -> None:
     kv, rows = decoding([4, 5])
     kv.open_pages(rows, lens(5, 6))
@@ -240,14 +248,17 @@ def test_a_token_that_was_given_a_slot_is_no_tail() -> None:
     assert kv.k_cache[0].flatten(0, 1)[slot].isfinite().all()
 
 
-def test_a_poisoned_page_is_clean_for_its_next_holder() -> None:
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_a_poisoned_page_is_clean_for_its_next_holder(is_opened: bool) -> None:
     kv = make_kv(num_pages=3)
     row = kv.add_request()
     kv.extend(row, 5)
     kv.poison_tails()
     kv.release(row)
     kv.poison_unallocated()
-    kv.extend(kv.add_request(), 8)
+    row = kv.add_request()
+    assert kv.open_pages(np.array([row], dtype=np.int32), lens(1)) if is_opened else kv.extend(row, 8)
+    kv.extend(row, 8)
     assert all(cache.isfinite().all() for cache in (*kv.k_cache, *kv.v_cache))
 
 
