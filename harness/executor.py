@@ -43,16 +43,25 @@ class _Sequence:
 class _Decoding:
     """The requests of the last decode step: most steps have those of the step before, a token longer."""
 
-    __slots__ = ("ends", "places", "request_ids", "rows", "sequences", "unknown")
+    __slots__ = ("ends", "num_kv_tokens", "places", "request_ids", "rows", "sequences", "unknown")
 
     def __init__(self, step: ScheduledStep, sequences: list[_Sequence]) -> None:
         self.request_ids = step.request_ids
         self.sequences = sequences
         self.rows = np.array([sequence.row for sequence in sequences], dtype=np.int32)
         self.ends = np.array(step.ends, dtype=np.int32)
+        self.num_kv_tokens = step.num_kv_tokens
         #: Token ids and sources of a step whose tokens all come from the one in flight.
         self.unknown = np.zeros(step.batch_size, dtype=np.int64)
         self.places = np.arange(step.batch_size, dtype=np.int32)
+
+    def grow_to(self, step: ScheduledStep) -> bool:
+        """Become those of `step`, if it has the same requests and each is a token longer; else return False."""
+        if self.request_ids != step.request_ids or self.num_kv_tokens + step.batch_size != step.num_kv_tokens:
+            return False
+        self.ends += 1
+        self.num_kv_tokens = step.num_kv_tokens
+        return True
 
 
 class ModelExecutor:
@@ -136,7 +145,6 @@ class ModelExecutor:
             )
             sequence = self._sequences[request.request_id] = _Sequence(token_ids, request.prompt_len)
         sequence.row = self._runner.kv.add_request()
-        self._decoding = None
 
     def _release(self, sequence: _Sequence) -> None:
         self._decoding = None
@@ -156,14 +164,10 @@ class ModelExecutor:
         return decode_batch(self._runner.kv, rows, ends, token_ids, source)
 
     def _decoding_of(self, step: ScheduledStep) -> _Decoding:
-        decoding = self._decoding
-        if decoding is not None and decoding.request_ids == step.request_ids:
-            decoding.ends += 1
-        else:
+        if self._decoding is None or not self._decoding.grow_to(step):
             sequences = [self._sequences[request_id] for request_id in step.request_ids]
-            decoding = self._decoding = _Decoding(step, sequences)
-        assert np.add.reduce(decoding.ends) == step.num_kv_tokens, "each request grows by a token a step"
-        return decoding
+            self._decoding = _Decoding(step, sequences)
+        return self._decoding
 
     def _last_tokens(self, step: ScheduledStep, decoding: _Decoding) -> tuple[np.ndarray, np.ndarray | None]:
         """Each request's newest token, or where in the step in flight it is: `[n]` int64, `[n]` int32 or None."""
@@ -173,9 +177,9 @@ class ModelExecutor:
                 return self._last_read[1], None
             return np.array([s.token_ids[s.num_tokens - 1] for s in sequences], dtype=np.int64), None
         (in_flight,) = self._in_flight
-        if in_flight.step.request_ids == step.request_ids and in_flight.step.phase == "decode":
-            return decoding.unknown, decoding.places
         running = in_flight.step
+        if running.request_ids == step.request_ids:  # all decode now: it yields a token of each
+            return decoding.unknown, decoding.places
         places = {
             request_id: row for row, request_id in enumerate(running.request_ids) if running.yields_token[row]
         }
