@@ -18,6 +18,9 @@ from harness.suggest import closest, did_you_mean
 _GROUP_CHOICE = re.compile(r"Could not find '(?P<group>[^']*)/(?P<choice>[^'/]*)'")
 _NO_SUCH_GROUP = re.compile(r"config group '(?P<group>[^']*)' does not exist|No match in the defaults list")
 _NO_OVERRIDE = re.compile(r"Could not (?:override|delete from config\.) '(?P<key>[^']*)'")
+_CHOSEN_TWICE = re.compile(
+    r"Multiple values for (?P<group>\S+)\. To override a value use 'override \S+ (?P<choice>.*)'"
+)
 #: What people write for "no": each group that can be switched off calls it so.
 _OFF_WORDS = ("off", "no", "false", "null", "none", "disabled", "disable")
 _OFF_CHOICES = ("none", "disabled", "eager")
@@ -74,6 +77,8 @@ def unknown_key(field: str, value: object) -> ConfigError:
     from harness.schema import Config
 
     group = field.rsplit(".", 1)[0] + "." if "." in field else ""
+    if group.startswith("hydra."):
+        return ConfigError(field, value, "unknown key of Hydra's (--cfg hydra shows all of them)")
     known = field_names(Config)
     siblings = [key[len(group) :] for key in known if key.startswith(group) and "." not in key[len(group) :]]
     match = closest(field[len(group) :], siblings)
@@ -127,6 +132,12 @@ def _explain_composition(error: HydraException, overrides: Sequence[str]) -> Con
     if text.startswith("Could not append to config"):
         override = _blamed(text, overrides)
         return _for_override(override.lstrip("+"), f"this key is there already: write {override.lstrip('+')}")
+    if twice := _CHOSEN_TWICE.search(text):
+        group, choice = twice["group"], twice["choice"]
+        remedy = (
+            f"chosen already: in the defaults of a file of your own write `- override /{group}: {choice}`"
+        )
+        return ConfigError(group, choice, remedy)
     merging = re.match(r"Error merging override (?P<override>.*)", text)
     missing = _NO_OVERRIDE.match(text)
     if missing:

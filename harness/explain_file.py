@@ -96,6 +96,9 @@ class _File:
 
         node = self._node(key)
         value = node.value if isinstance(node, ScalarNode) else "..."
+        if key == self._config.partition("/")[0] and key not in field_names(Config):
+            remedy = "its keys would go below a key of that name: let the file begin with # @package _global_"
+            return self._refuse(*_choice(self._config), remedy, None)
         if key not in field_names(Config):
             return self._refuse(key, value, unknown_key(key, value).remedy, node)
         return self._refuse(key, value, f"give {type_words(Config, key)}", node)

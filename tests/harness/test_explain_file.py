@@ -27,6 +27,14 @@ GLOBAL = "# @package _global_\n"
         ("model:\n  name: a\n   path: b\n", "experiment=mine: {path}, line 4: not YAML ("),
         ("defaults:\n  - override /modell: tiny\n", "no such group; did you mean model? ({path}, line 3)"),
         ("runner: 4\n", "runner=4: holds keys of its own: write them indented below it, such as runner.kind"),
+        (
+            "hydra:\n  sweepr: 3\n",
+            "hydra.sweepr=3: unknown key of Hydra's (--cfg hydra shows all of them) ({path}, line 3)",
+        ),
+        (
+            "defaults:\n  - /runner: eager\n",
+            "runner=eager: chosen already: in the defaults of a file of your own write `- override /runner: eager`",
+        ),
         ("just text\n", "experiment=mine: must hold keys, one `key: value` a line ({path})"),
         ("defaults:\n  - override /model: tinny\n", "model=tinny: choose one of"),
     ],
@@ -41,8 +49,20 @@ def test_an_error_in_an_own_overlay_names_its_line_and_the_remedy(
     printed = capsys.readouterr().err
     assert message.format(path=path) in printed
     assert printed.count("\n") == 1
-    assert "hydra" not in printed
+    assert "hydra" in text or "hydra" not in printed
     assert "composing" not in printed
+
+
+def test_an_overlay_without_its_first_line_is_told_to_begin_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "experiment" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text("runner:\n  max_batch_size: 4\n")
+    assert main(["-cd", str(tmp_path), "experiment=mine", f"output_dir={tmp_path / 'job'}"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: experiment=mine: ")
+    assert f"let the file begin with # @package _global_ ({path})" in printed
 
 
 def test_a_key_below_its_package_is_found_in_its_file(
