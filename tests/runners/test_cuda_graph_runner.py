@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from runners.attention.torch_backend import TorchAttentionBackend
 from runners.batches import decode_batch
 from runners.cuda_graph_runner import (
     is_capture_mode,
@@ -97,6 +98,18 @@ def test_padding_rows_hold_their_fill_after_a_larger_batch(runner: ModelRunner) 
 
     for name, fill in buffers.fills.items():
         assert (getattr(buffers, name)[3:] == fill).all(), name
+
+
+def test_padding_rows_have_the_length_that_the_backend_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchAttentionBackend, "get_cuda_graph_seq_len_fill_value", lambda self: 3)
+    with tiny_runner() as runner:
+        graphs, batch = graphs_of(runner), Requests(runner).first(5)
+        replayed = logits(runner, batch)
+
+        assert graphs.seq_len_fill_value == 3
+        assert graphs.buffers.seq_lens[5:].tolist() == [3] * 3
+        assert graphs.output_buffers[8].next_token_logits.isfinite().all()
+        assert_same_tokens(replayed, logits(runner, batch, EAGER))
 
 
 def test_a_smaller_batch_is_not_changed_by_the_larger_one_before_it(runner: ModelRunner) -> None:
