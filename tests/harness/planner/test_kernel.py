@@ -192,6 +192,23 @@ def test_the_ramp_and_the_drain_are_left_out_of_the_histogram() -> None:
     assert simulation.histogram.sum() < sum(step.clock_ns <= last_arrival_ns for step in decodes)
 
 
+@settings(max_examples=30, deadline=None)
+@given(cases(), st.sets(st.integers(1, 5)))
+def test_the_padding_waste_of_a_list_is_that_counted_row_by_row(
+    case: tuple[Workload, SchedulerLimits, StepTimes], smaller: set[int]
+) -> None:
+    workload, limits, times = case
+    largest = limits.max_batch_size
+    sizes = sorted({size for size in smaller if size < largest} | {largest})
+    padded = [next(size for size in sizes if size >= batch_size) for batch_size in range(largest + 1)]
+    plans = tuple(StepPlan("graph", (size,)) for size in padded)
+    simulation, steps = simulated(workload, limits, replace(times, plans=plans))
+    decoded = [step.batch_size for step in steps if step.phase == "decode"]
+    is_used = [row < batch_size for batch_size in decoded for row in range(padded[batch_size])]
+    waste = simulation.padding_waste()
+    assert waste == (pytest.approx(is_used.count(False) / len(is_used)) if is_used else None)
+
+
 def test_windows_split_the_time_of_the_arrivals() -> None:
     simulation, _ = simulated(*steady_case(), num_windows=4)
     per_window = simulation.histogram.sum(axis=(1, 2))
