@@ -188,7 +188,7 @@ def test_a_killed_job_is_published_from_another_process_with_what_it_left(tmp_pa
     write_job(tmp_path, finish=False)
     JobRecord.attach(tmp_path).update(status=Status.KILLED)
     command = [sys.executable, "-m", "harness.tracking", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     run = read_run(Path(read_result(tmp_path)["wandb"]["dir"]))
     assert run.exit_code == 1
@@ -235,13 +235,13 @@ print(has_key())
     for machine, expected in (("other.example.org", "False"), ("wandb.example.org", "True")):
         netrc.write_text(f"machine {machine}\n  login user\n  password x\n")
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
         assert (done.stdout.strip(), done.stderr) == (expected, "")
 
 
 def wandb_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "wandb", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
 @dataclass

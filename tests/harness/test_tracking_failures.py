@@ -23,10 +23,12 @@ from tests.harness.small_disk import small_disk
 from tests.harness.wandb_server import server
 
 ROOT = Path(__file__).parents[2]
+#: A limit on a test that hangs; what a test states must not hang on how fast the machine is.
+PATIENCE_S = 600
 PUBLISH = """
 import sys
 from harness import tracking
-print(tracking.publish(sys.argv[1], timeout_s=20)["status"])
+print(tracking.publish(sys.argv[1], timeout_s=600)["status"])
 """
 
 
@@ -36,7 +38,10 @@ def run_python(
     """Run `code` with a service of W&B's of its own, not one that a test of this process has left running."""
     command = [*wrap, sys.executable, "-c", code, str(job_dir), *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    environment |= {"WANDB__SERVICE_WAIT": str(PATIENCE_S)}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 class TestAFailureOfWandb:
@@ -101,27 +106,32 @@ class TestAFailureOfWandb:
 import os, sys
 os.environ |= {"WANDB_API_KEY": "bad", "WANDB_BASE_URL": "http://127.0.0.1:9", "HOME": sys.argv[1]}
 from harness import tracking
-print(tracking.publish(sys.argv[1], timeout_s=20)["status"])
+print(tracking.publish(sys.argv[1], timeout_s=600)["status"])
 """
         done = run_python(code, tmp_path)
         assert (done.returncode, done.stdout) == (0, "failed\n"), done.stderr
         result = read_result(tmp_path)
         assert result["status"] == "ok" and "WANDB_API_KEY" in result["wandb"]["reason"]
 
-    @pytest.mark.parametrize("behaviour", ["refuses", "hangs", "401"])
-    def test_a_server_that(self, behaviour: str, tmp_path: Path) -> None:
-        """The real client, with a key of the right form, against a socket of this machine."""
+    @pytest.mark.parametrize(("behaviour", "timeout_s"), [("refuses", 600), ("hangs", 4), ("401", 600)])
+    def test_a_server_that(self, behaviour: str, timeout_s: int, tmp_path: Path) -> None:
+        """The real client, with a key of the right form, against a socket of this machine.
+
+        Only where nobody answers does the time decide; where nobody listens, the client gives up after two trials.
+        """
         write_job(tmp_path, config=with_tracking(mode="online"))
         code = """
 import os, sys
 key = "0123456789abcdef" * 2 + "01234567"
 os.environ |= {"WANDB_API_KEY": key, "WANDB_BASE_URL": sys.argv[2], "HOME": sys.argv[1]}
 os.environ["WANDB_ERROR_REPORTING"] = "false"  # W&B would wait 10 s at exit for where its own errors go
+os.environ |= {"WANDB__GRAPHQL_RETRY_MAX": "1", "WANDB__GRAPHQL_RETRY_WAIT_MIN_SECONDS": "0.1"}
 from harness import tracking
-print(tracking.publish(sys.argv[1], timeout_s=4)["status"])
+tracking._INIT_S = 600
+print(tracking.publish(sys.argv[1], timeout_s=int(sys.argv[3]))["status"])
 """
         with server(behaviour) as address:
-            done = run_python(code, tmp_path, address)
+            done = run_python(code, tmp_path, address, str(timeout_s))
         assert (done.returncode, done.stdout) == (0, "failed\n"), done.stderr
         result = read_result(tmp_path)
         assert (result["status"], result["wandb"]["status"]) == ("ok", "failed")
@@ -164,7 +174,7 @@ def fill_and_write(run, job_dir, result):
     write_content(run, job_dir, result)
 tracking_content.write_content = fill_and_write
 tracking._FLUSH_S = 0.5
-print(tracking.publish(sys.argv[1], timeout_s=20)["status"])
+print(tracking.publish(sys.argv[1], timeout_s=600)["status"])
 """
         done = run_python(code, tmp_path / "job", str(disk), wrap=wrap)
         assert (done.returncode, done.stdout) == (0, "failed\n"), done.stderr
@@ -189,10 +199,12 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, ({max_file_bytes}, {max_file_bytes}))
 from harness import tracking
 tracking._FLUSH_S = 0.5
-print(tracking.publish(sys.argv[1], timeout_s=20)["status"])
+outcome = tracking.publish(sys.argv[1], timeout_s=600)
+print(outcome["status"], outcome["reason"])
 """
         done = run_python(code, tmp_path)
-        assert (done.returncode, done.stdout) == (0, "failed\n"), done.stderr
+        reason = "cannot note it" if max_file_bytes == 100 else "W&B wrote only a part of the run"
+        assert (done.returncode, done.stdout[: 7 + len(reason)]) == (0, f"failed {reason}"), done.stderr
         result = read_result(tmp_path)
         assert result["status"] == "ok"
         assert (result["wandb"] or {}).get("status") == (None if max_file_bytes == 100 else "failed")
@@ -202,26 +214,39 @@ print(tracking.publish(sys.argv[1], timeout_s=20)["status"])
         write_job(tmp_path / "hung")
         write_job(tmp_path / "next")
         code = """
-import os, signal, sys
+import contextlib, os, signal, sys, threading
 from pathlib import Path
 from harness import tracking, tracking_content
 
-write_content = tracking_content.write_content
+write_content, within = tracking_content.write_content, tracking._within
+tracking._TEARDOWN_S = tracking._INIT_S = tracking._FLUSH_S = 600
+is_stopped = threading.Event()
 
 def hang(run, job_dir, result):
     for children in Path("/proc/self/task").glob("*/children"):
         for pid in children.read_text().split():
             os.kill(int(pid), signal.SIGSTOP)
+    is_stopped.set()
     run.finish()
 
-tracking_content.write_content = hang
-tracking.publish(Path(sys.argv[1]) / "hung", timeout_s=5)
-tracking_content.write_content = write_content
-tracking.publish(Path(sys.argv[1]) / "next")
+def within_from_the_stop_on(limit_s, work):
+    def run():
+        with contextlib.suppress(BaseException):
+            work()
+        is_stopped.set()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    is_stopped.wait()
+    return within(limit_s, thread.join)
+
+tracking_content.write_content, tracking._within = hang, within_from_the_stop_on
+tracking.publish(Path(sys.argv[1]) / "hung", timeout_s=2)
+tracking_content.write_content, tracking._within = write_content, within
+tracking.publish(Path(sys.argv[1]) / "next", timeout_s=600)
 """
         done = run_python(code, tmp_path)
         assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
         hung, following = read_result(tmp_path / "hung"), read_result(tmp_path / "next")
         assert (hung["status"], hung["wandb"]["status"]) == ("ok", "failed")
-        assert "did not finish within 5 s" in hung["wandb"]["reason"]
+        assert "did not finish within 2 s" in hung["wandb"]["reason"]
         assert following["wandb"]["status"] == "ok", following["wandb"]["reason"]
