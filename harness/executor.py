@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.host_clock import Arrival, Instant
+from harness.known_requests import NO_ROW, KnownRequests
 from harness.scheduler_loop import StepResult
 from harness.telemetry import Reading, Telemetry, TelemetryWatch
 from runners.batches import decode_batch, extend_batch
@@ -29,26 +30,15 @@ if TYPE_CHECKING:
 _STEPS_PER_LOOK = 64
 
 
-class _Sequence:
-    """A request's tokens: its prompt, and behind it what has been generated."""
-
-    __slots__ = ("num_tokens", "row", "token_ids")
-
-    def __init__(self, token_ids: np.ndarray, num_tokens: int) -> None:
-        self.token_ids = token_ids
-        self.num_tokens = num_tokens
-        self.row: int | None = None
-
-
 class _Decoding:
     """The requests of the last decode step: most steps have those of the step before, a token longer."""
 
-    __slots__ = ("ends", "num_kv_tokens", "places", "request_ids", "rows", "sequences", "unknown")
+    __slots__ = ("ends", "lines", "num_kv_tokens", "places", "request_ids", "rows", "unknown")
 
-    def __init__(self, step: ScheduledStep, sequences: list[_Sequence]) -> None:
+    def __init__(self, step: ScheduledStep, known: KnownRequests) -> None:
         self.request_ids = step.request_ids
-        self.sequences = sequences
-        self.rows = np.array([sequence.row for sequence in sequences], dtype=np.int32)
+        self.lines = known.lines(step.request_ids)
+        self.rows = known.rows[self.lines]
         self.ends = np.array(step.ends, dtype=np.int32)
         self.num_kv_tokens = step.num_kv_tokens
         #: Token ids and sources of a step whose tokens all come from the one in flight.
@@ -57,7 +47,10 @@ class _Decoding:
 
     def grow_to(self, step: ScheduledStep) -> bool:
         """Become those of `step`, if it has the same requests and each is a token longer; else return False."""
-        if self.request_ids != step.request_ids or self.num_kv_tokens + step.batch_size != step.num_kv_tokens:
+        if (
+            self.request_ids is not step.request_ids
+            or self.num_kv_tokens + step.batch_size != step.num_kv_tokens
+        ):
             return False
         self.ends += 1
         self.num_kv_tokens = step.num_kv_tokens
@@ -81,7 +74,7 @@ class ModelExecutor:
         self._runner = runner
         runner.sampler.reset()  # as many steps as the phases before took, these tokens do not depend on it
         self._seed = seed
-        self._sequences: dict[int, _Sequence] = {}
+        self._known = KnownRequests(runner.config.max_batch_size, runner.config.max_seq_len)
         assert max_in_flight in (1, 2), "a token comes from the host or from the step before"
         self._reader = TokenReader(runner.device, runner.config.max_batch_size, max_in_flight + 1)
         # Of a step that is resolved, the one before it and the ones in flight.
@@ -111,46 +104,44 @@ class ModelExecutor:
         outcome = self._runner.outcome
         assert outcome is not None
         before = self._in_flight[-1].stopwatch if self._in_flight else None
-        handle = _Handle(self, step, self._reader.enqueue(output), start, outcome, stopwatch, before)
+        pending = self._reader.enqueue(output)
+        lines, places = self._yielding(step)
+        handle = _Handle(self, step, pending, lines, places, start, outcome, stopwatch, before)
         self._in_flight.append(handle)
         return handle
 
     def preempt(self, request_ids: Sequence[int]) -> None:
         for request_id in request_ids:
-            self._release(self._sequences[request_id])
+            self._release(request_id)
 
     def finish(self, request_ids: Sequence[int]) -> None:
         for request_id in request_ids:
-            self._release(self._sequences.pop(request_id))
+            self._release(request_id)
+            self._known.remove(request_id)
 
     def close(self) -> None:
         """Give back the rows and pages of requests that are still in the system."""
-        for sequence in self._sequences.values():
-            self._release(sequence)
-        self._sequences.clear()
+        self.finish(self._known.request_ids())
         self._in_flight.clear()
 
     def generated(self, request_id: int, prompt_len: int) -> np.ndarray:
         """Return the tokens generated so far of a request that is in the system, `[n]` int64."""
-        sequence = self._sequences[request_id]
-        return sequence.token_ids[prompt_len : sequence.num_tokens].copy()
+        return self._known.tokens(self._known.line(request_id), prompt_len).copy()
 
     def _admit(self, request: Request) -> None:
-        sequence = self._sequences.get(request.request_id)
-        if sequence is None:
-            token_ids = np.empty(request.prompt_len + request.output_len, dtype=np.int64)
+        known = self._known
+        if request.request_id not in known:
             generator = np.random.default_rng((self._seed, request.request_id))
-            token_ids[: request.prompt_len] = generator.integers(
-                0, self._runner.vocab_size, request.prompt_len
-            )
-            sequence = self._sequences[request.request_id] = _Sequence(token_ids, request.prompt_len)
-        sequence.row = self._runner.kv.add_request()
+            known.add(request.request_id, generator.integers(0, self._runner.vocab_size, request.prompt_len))
+        known.rows[known.line(request.request_id)] = self._runner.kv.add_request()
 
-    def _release(self, sequence: _Sequence) -> None:
+    def _release(self, request_id: int) -> None:
         self._decoding = None
-        if sequence.row is not None:
-            self._runner.kv.release(sequence.row)
-            sequence.row = None
+        line = self._known.line(request_id)
+        row = int(self._known.rows[line])
+        if row != NO_ROW:
+            self._runner.kv.release(row)
+            self._known.rows[line] = NO_ROW
 
     def _decode_batch(self, step: ScheduledStep) -> ForwardBatch:
         decoding = self._decoding_of(step)
@@ -165,38 +156,30 @@ class ModelExecutor:
 
     def _decoding_of(self, step: ScheduledStep) -> _Decoding:
         if self._decoding is None or not self._decoding.grow_to(step):
-            sequences = [self._sequences[request_id] for request_id in step.request_ids]
-            self._decoding = _Decoding(step, sequences)
+            self._decoding = _Decoding(step, self._known)
         return self._decoding
 
     def _last_tokens(self, step: ScheduledStep, decoding: _Decoding) -> tuple[np.ndarray, np.ndarray | None]:
         """Each request's newest token, or where in the step in flight it is: `[n]` int64, `[n]` int32 or None."""
-        sequences = decoding.sequences
         if not self._in_flight:
-            if self._last_read is not None and self._last_read[0] == step.request_ids:
+            if self._last_read is not None and self._last_read[0] is step.request_ids:
                 return self._last_read[1], None
-            return np.array([s.token_ids[s.num_tokens - 1] for s in sequences], dtype=np.int64), None
-        (in_flight,) = self._in_flight
-        running = in_flight.step
-        if running.request_ids == step.request_ids:  # all decode now: it yields a token of each
+            return self._known.newest(decoding.lines), None
+        (running,) = self._in_flight
+        if running.step.request_ids is step.request_ids:
             return decoding.unknown, decoding.places
-        places = {
-            request_id: row for row, request_id in enumerate(running.request_ids) if running.yields_token[row]
-        }
-        source = np.array([places.get(request_id, -1) for request_id in step.request_ids], dtype=np.int32)
-        known = [
-            s.token_ids[s.num_tokens - 1] if row < 0 else 0 for s, row in zip(sequences, source, strict=True)
-        ]
-        return np.array(known, dtype=np.int64), source
+        source_of_line = np.full(self._known.num_lines, -1, dtype=np.int32)
+        source_of_line[running.lines] = running.places
+        source = source_of_line[decoding.lines]
+        return np.where(source < 0, self._known.newest(decoding.lines), 0), source
 
     def _prefill_batch(self, step: ScheduledStep) -> ForwardBatch:
-        sequences = [self._sequences[request_id] for request_id in step.request_ids]
-        rows = [sequence.row for sequence in sequences if sequence.row is not None]
+        lines = self._known.lines(step.request_ids)
+        rows = self._known.rows[lines].tolist()
         for row, end in zip(rows, step.ends, strict=True):
             self._extend(row, end)
-        spans = zip(sequences, step.starts, step.ends, strict=True)
-        chunks = [sequence.token_ids[start:end] for sequence, start, end in spans]
-        return extend_batch(self._runner.kv, rows, step.starts, chunks)
+        spans = zip(lines.tolist(), step.starts, step.ends, strict=True)
+        return extend_batch(self._runner.kv, rows, step.starts, [self._known.tokens(*span) for span in spans])
 
     def _extend(self, row: int, num_tokens: int) -> None:
         if not self._runner.kv.extend(row, num_tokens):
@@ -204,6 +187,14 @@ class ModelExecutor:
                 f"row {row} got no page for token {num_tokens}: the scheduler counted on one that the pool "
                 "does not have"
             )
+
+    def _yielding(self, step: ScheduledStep) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lines whose next token the step yields, and where that is in its tokens: `[n]` int64, `[n]`."""
+        if step.phase == "decode":
+            assert self._decoding is not None
+            return self._decoding.lines, self._decoding.places
+        places = np.flatnonzero(step.yields_token)
+        return self._known.lines(step.request_ids)[places], places
 
     def _resolve(self, handle: _Handle) -> StepResult:
         assert self._in_flight.popleft() is handle, "steps are resolved in the order of their launches"
@@ -213,13 +204,7 @@ class ModelExecutor:
         step_ms = tokens.ms_since(handle.start.or_later(self._resolved))
         self._resolved = tokens
         self._last_read = (step.request_ids, tokens.value) if step.phase == "decode" else None
-        for request_id, token_id, is_next in zip(
-            step.request_ids, tokens.value, step.yields_token, strict=True
-        ):
-            if is_next:
-                sequence = self._sequences[request_id]
-                sequence.token_ids[sequence.num_tokens] = token_id
-                sequence.num_tokens += 1
+        self._known.append(handle.lines, tokens.value[handle.places])
         if step.phase == "prefill":
             return StepResult(
                 mode="eager",
@@ -259,6 +244,9 @@ class _Handle:
     _executor: ModelExecutor
     step: ScheduledStep
     pending: PendingTokens
+    #: Whose next token it yields, and where in the tokens that is: `[n]` each.
+    lines: np.ndarray
+    places: np.ndarray
     start: Instant
     outcome: StepOutcome
     stopwatch: Stopwatch

@@ -200,7 +200,7 @@ class _Remembering(ModelExecutor):
 
     def finish(self, request_ids: Sequence[int]) -> None:
         for request_id in request_ids:
-            self.texts[request_id] = self._sequences[request_id].token_ids.tolist()
+            self.texts[request_id] = self.generated(request_id, prompt_len=0).tolist()
         super().finish(request_ids)
 
 

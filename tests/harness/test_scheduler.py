@@ -226,6 +226,18 @@ def test_with_two_steps_in_flight_a_finished_request_takes_no_further_step() -> 
     assert [policy.complete(step) for step in (prefill, decode, ahead)] == [[], [0], []]
 
 
+def test_steps_share_their_request_ids_only_while_the_same_requests_decode() -> None:
+    policy = SchedulerPolicy(LIMITS)
+    policy.add(Request(0, 0.0, 4, 4))
+    policy.add(Request(1, 0.0, 4, 6))
+    steps = list(iter(policy.schedule, None))
+    first, second, third, alone, last = (step for step in steps if step.phase == "decode")
+    assert first.request_ids is second.request_ids is third.request_ids
+    assert third.request_ids == [0, 1]
+    assert third.request_ids is not alone.request_ids is last.request_ids
+    assert (first.ends, third.starts, alone.starts) == ([5, 5], [6, 6], [7])
+
+
 def test_arrivals_count_from_sending_even_in_the_middle_of_a_step() -> None:
     replay = Replay(workload((0.0, 4, 3), (0.004, 4, 1)))
     # Steps of 10 ms: prefill of 0 ends at 10, decode at 20 or prefill of 1 at 20 or 30.
