@@ -7,7 +7,7 @@ what has no sample is None here, where vLLM writes 0.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,12 +46,12 @@ class Latencies:
     def add_sending(self, sent_ms: float) -> None:
         self._last_sent_ms = max(self._last_sent_ms, sent_ms)
 
-    def add_tokens(self, now_ms: float, num_tokens: int, gaps_ms: Sequence[float]) -> None:
-        """Add the tokens of a step, and the gap to the token before for all but first tokens."""
+    def add_tokens(self, now_ms: float, num_tokens: int, gaps_ms: NDArray[np.float64]) -> None:
+        """Add the tokens of a step, and the gap to the token before for all but first tokens, `[n]`."""
         if num_tokens:
             self._token_ms.append(now_ms)
             self._num_tokens.append(num_tokens)
-            self._itl_ms.extend(gaps_ms)
+            self._itl_ms.frombytes(gaps_ms.tobytes())
 
     def add_request(self, row: RequestRow, sent_ms: float, finished_ms: float) -> None:
         tpot_ms = row["tpot_ms"]

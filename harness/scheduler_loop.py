@@ -15,6 +15,7 @@ from typing import Protocol, TypedDict
 from harness.clock import Clock
 from harness.latencies import Latencies, LatencySummary
 from harness.scheduler import Phase, ScheduledStep, SchedulerPolicy, check_request
+from harness.token_times import TokenTimes
 from harness.workload.base import Request, Workload
 
 #: Rows that a loop with several steps in flight keeps before it lets the steps run out to record them.
@@ -114,15 +115,13 @@ class RequestRow(TypedDict):
 
 
 class _Sent:
-    """What the client sees of a request that is in the system."""
+    """A request that is in the system."""
 
-    __slots__ = ("first_token_ms", "last_token_ms", "num_preemptions", "request", "sent_ms")
+    __slots__ = ("num_preemptions", "request", "sent_ms")
 
     def __init__(self, request: Request, sent_ms: float) -> None:
         self.request = request
         self.sent_ms = sent_ms
-        self.first_token_ms: float | None = None
-        self.last_token_ms = sent_ms
         self.num_preemptions = 0
 
 
@@ -185,6 +184,7 @@ class _ReplayLoop:
         #: Times at which a place in the system became free; None without max_concurrency.
         limit = workload.max_concurrency
         self._free_places_ms = None if limit is None else deque([0.0] * limit)
+        self._token_times = TokenTimes(len(workload))
         self._latencies = Latencies()
         self._step_rows: list[StepRow] = []
         self._request_rows: list[RequestRow] = []
@@ -257,25 +257,14 @@ class _ReplayLoop:
         return step, result, finished
 
     def _account(self, step: ScheduledStep, result: StepResult, finished: list[int], now_ms: float) -> None:
-        gaps_ms = []
-        num_tokens = 0
-        for request_id, yields_token in zip(step.request_ids, step.yields_token, strict=True):
-            if yields_token:
-                num_tokens += 1
-                sent = self._sent[request_id]
-                if sent.first_token_ms is None:
-                    sent.first_token_ms = now_ms
-                else:
-                    gaps_ms.append(now_ms - sent.last_token_ms)
-                sent.last_token_ms = now_ms
+        num_tokens, gaps_ms = self._token_times.add(step, now_ms)
         self._latencies.add_tokens(now_ms, num_tokens, gaps_ms)
         self._step_rows.append(_step_row(step, result, self._clock))
         for request_id in finished:
             self._answer(self._sent.pop(request_id), now_ms)
 
     def _answer(self, sent: _Sent, now_ms: float) -> None:
-        assert sent.first_token_ms is not None
-        row = _request_row(sent, sent.first_token_ms, now_ms)
+        row = _request_row(sent, float(self._token_times.first_ms[sent.request.request_id]), now_ms)
         self._request_rows.append(row)
         self._latencies.add_request(row, sent.sent_ms, now_ms)
         if self._free_places_ms is not None:

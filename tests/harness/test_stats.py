@@ -45,7 +45,7 @@ def answered(*requests: tuple[float, list[float]]) -> LatencySummary:
     for request_id, (sent_ms, token_ms) in enumerate(requests):
         latencies.add_sending(sent_ms)
         for index, now_ms in enumerate(token_ms):
-            latencies.add_tokens(now_ms, 1, [now_ms - token_ms[index - 1]] if index else [])
+            latencies.add_tokens(now_ms, 1, np.diff(token_ms[max(index - 1, 0) : index + 1]))
         ttft_ms, num_gaps = token_ms[0] - sent_ms, len(token_ms) - 1
         latencies.add_request(
             {
@@ -130,6 +130,6 @@ def test_ramp_and_drain_are_marked() -> None:
 def test_a_million_gaps_take_eight_bytes_each() -> None:
     latencies = Latencies()
     for step in range(1000):
-        latencies.add_tokens(float(step), 1000, [1.0] * 1000)
+        latencies.add_tokens(float(step), 1000, np.ones(1000))
     assert latencies.summary().itl_ms.nbytes == 8_000_000
     assert np.all(latencies.summary().itl_ms == 1.0)
