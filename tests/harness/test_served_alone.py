@@ -22,6 +22,8 @@ from tests.runners.alone import NUM_OUTPUTS, alone
 from tests.runners.past_only import PastOnlyBackend, is_known, runners_attend_with
 from tests.runners.tiny_runner import tiny_config, tiny_model
 
+#: Steps without a graph are wanted here.
+pytestmark = pytest.mark.filterwarnings("ignore:a decode batch of:RuntimeWarning")
 PROMPT_LENS = (1, 3, 8, 15, 16)
 MAX_TOKENS = max(PROMPT_LENS) + NUM_OUTPUTS
 MAX_BATCH_SIZE = 5
