@@ -51,7 +51,7 @@ def _batch_of(wide: npt.NDArray[np.int64], narrow: npt.NDArray[np.int32], is_fed
     source = torch.from_numpy(narrow[2]) if is_fed else None
     return ForwardBatch(
         forward_mode=ForwardMode.DECODE,
-        batch_size=len(rows),
+        batch_size=wide.shape[1],
         input_ids=input_ids,
         positions=positions,
         req_pool_indices=rows,

@@ -162,15 +162,14 @@ class PagedKV:
         held = self.table.num_pages.take(rows)
         if (held != columns).any():
             if (held < columns).any():
-                raise RunnerError(
-                    f"row {rows[held < columns][0]} lacks pages for earlier tokens: call extend."
-                )
+                row = int(rows[held < columns][0])
+                self.table.check_live(row)
+                raise RunnerError(f"row {row} lacks pages for earlier tokens: call extend.")
             rows, columns = rows[held == columns], columns[held == columns]
         if np.maximum.reduce(columns, initial=0) >= self.page_table_cpu.shape[1]:
             raise RunnerError(
                 f"row {rows[columns.argmax()]} asks for more than max_seq_len={self.max_seq_len}."
             )
-        self.table.check_all_live(rows)
         pages = self.pool.allocate(len(rows))
         if pages is None:
             return False

@@ -20,6 +20,8 @@ PADDING_ROW = 0
 #: tokens: the few of such steps have a copy of their own, since what a copy holds is written by a host whose
 #: caches have gone cold. The many are for arrivals and ends.
 _FEW_ENTRIES, _MANY_ENTRIES = 64, 1024
+#: So many pages that no column is the next one.
+_NOT_IN_USE = -(2**31)
 #: Uploads that may be queued before `flush` waits.
 _QUEUED_UPLOADS = 8
 
@@ -36,8 +38,8 @@ class RequestTable:
         self._flat_cpu = self.page_table_cpu.reshape(-1)
         #: `[max_requests + 1]` tokens that each row has pages for, the step being prepared included.
         self.lengths = np.zeros(shape[0], dtype=np.int64)
-        #: `[max_requests + 1]` pages that each row holds.
-        self.num_pages = np.zeros(shape[0], dtype=np.int64)
+        #: `[max_requests + 1]` pages that each row holds, or `_NOT_IN_USE`.
+        self.num_pages = np.full(shape[0], _NOT_IN_USE, dtype=np.int64)
         self._free_rows = list(range(max_requests, PADDING_ROW, -1))
         self._is_live = np.zeros(shape[0], dtype=np.bool_)
         #: Flat index of each entry that the device does not know yet → its page.
@@ -61,6 +63,7 @@ class RequestTable:
             )
         row = self._free_rows.pop()
         self._is_live[row] = True
+        self.num_pages[row] = 0
         return row
 
     def append(self, row: int, pages: Sequence[int]) -> None:
@@ -88,7 +91,7 @@ class RequestTable:
         # Old columns must not survive: a captured kernel reads the full width of the table.
         self.page_table_cpu[row, :held] = NULL_PAGE
         self._changes.update(enumerate(repeat(NULL_PAGE, held), row * self._width))
-        self.lengths[row] = self.num_pages[row] = 0
+        self.lengths[row], self.num_pages[row] = 0, _NOT_IN_USE
         self._is_live[row] = False
         self._free_rows.append(row)
         return pages
@@ -96,12 +99,6 @@ class RequestTable:
     def check_live(self, row: int) -> None:
         if not (0 <= row < len(self._is_live)) or not self._is_live[row]:
             raise RunnerError(f"row {row} of the request table is not in use.")
-
-    def check_all_live(self, rows: npt.NDArray[np.int32]) -> None:
-        """As `check_live`, of rows that the table has."""
-        is_live = self._is_live.take(rows)
-        if not np.logical_and.reduce(is_live):
-            self.check_live(int(rows[is_live.argmin()]))
 
     def live_rows(self) -> npt.NDArray[np.int64]:
         return np.flatnonzero(self._is_live)
