@@ -130,6 +130,7 @@ class Experiment:
         from harness.build import model_spec
         from harness.device import describe_environment, resolve_device
         from harness.workload.source import load_workload
+        from harness.workload_rules import idle_keys
         from runners.models.loader import pin_model
 
         self.device = resolve_device(self.config.device)
@@ -141,8 +142,8 @@ class Experiment:
         )
         if self.config.workload.enabled:
             self.workload = load_workload(self.config)
-            for change in self.workload.changed_requests():
-                self.record.warn(change)
+            for warning in filter(None, (*self.workload.changed_requests(), idle_keys(self.config))):
+                self.record.warn(warning)
             self.record.update(workload={"statistics": asdict(self.workload.statistics())})
             self.progress.note("workload", self.workload.statistics().lines())
 

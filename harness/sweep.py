@@ -205,9 +205,8 @@ def read_point(job_dir: Path) -> Point | None:
     path = job_dir / POINT_FILE
     try:
         content = json.loads(path.read_bytes())
-        point = Point(content["number"], content["key"], content["run"], content["row"])
-        int(point.number), Status(point.row["status"]), Path(point.row["job"])
-        return point
+        row = dict(content["row"])
+        return Point(int(content["number"]), content["key"], content["run"], row | {"job": str(row["job"])})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:

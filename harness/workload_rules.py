@@ -53,7 +53,6 @@ def check_source(config: Config) -> None:
 def check_rate(config: Config) -> None:
     """The rate, the ramp and the burst fit the kind."""
     workload = config.workload
-    _refuse_idle(config)
     at_once = workload.request_rate is not None and math.isinf(workload.request_rate)
     if at_once and workload.kind == "ramp":
         raise ConfigError("workload.request_rate", "inf", "a ramp ends at a rate: give requests a second")
@@ -83,21 +82,25 @@ def check_rate(config: Config) -> None:
         )
 
 
-def _refuse_idle(config: Config) -> None:
-    """Refuse what nothing reads: a steady batch has no arrivals, and only it has a size."""
+def idle_keys(config: Config) -> str | None:
+    """Say which keys of the workload nothing reads: a steady batch has no arrivals, and only it has a size.
+
+    A warning, and no refusal: an overlay may have set them for the kind that it chose itself.
+    """
     workload = config.workload
-    idle: dict[str, object] = {"batch_size": None}
-    instead = "steady"
+    unset: dict[str, object] = {"batch_size": None}
     if workload.kind == "steady":
-        idle = {"request_rate": None, "duration_s": None, "rate_scale": 1.0}
-        instead = "synthetic or lengths"
-    for key, unset in idle.items():
-        if (value := getattr(workload, key)) != unset:
-            raise ConfigError(
-                f"workload.{key}",
-                value,
-                f"unused with workload.kind={workload.kind}: leave it out, or write workload={instead}",
-            )
+        unset = {"request_rate": None, "duration_s": None, "rate_scale": 1.0}
+    idle = {key: value for key in unset if (value := getattr(workload, key)) != unset[key]}
+    if not idle:
+        return None
+    given = ", ".join(f"workload.{key}={value:g}" for key, value in idle.items())
+    reads = (
+        "a steady batch keeps its size and has no arrivals"
+        if workload.kind == "steady"
+        else "only steady reads it"
+    )
+    return f"{given}: unused with workload.kind={workload.kind}, for {reads}"
 
 
 def check_lengths(config: Config) -> None:

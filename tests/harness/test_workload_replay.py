@@ -136,6 +136,8 @@ def test_a_choice_by_this_runs_own_costs_is_warned_about(tmp_path: Path) -> None
 def test_every_made_workload_runs(tmp_path: Path, kind: str) -> None:
     run(tmp_path, FIXED | {"workload.kind": kind, "model.max_seq_len": 64})
     assert len(read_stream(tmp_path, "requests")) == 16
+    idle = [text for text in read_result(tmp_path)["warnings"] if "unused" in text]
+    assert len(idle) == (kind == "steady"), idle
 
 
 def test_a_trace_can_be_brought_to_a_rate(tmp_path: Path) -> None:

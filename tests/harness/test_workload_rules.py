@@ -9,6 +9,7 @@ import pytest
 from harness.compose import compose
 from harness.errors import ConfigError
 from harness.schema import check, load_config
+from harness.workload_rules import idle_keys
 
 HEADER = "batch_size,padded_batch_size,mode,graph_backend,context_len,step_ms_p50\n"
 
@@ -38,22 +39,6 @@ def refusal(*overrides: str) -> ConfigError:
         ),
         (["workload.sec_multiplier=60"], "workload.sec_multiplier", "format=timed_trace"),
         (["workload=steady", "workload.burst_size=3"], "workload.burst_size", "write workload=synthetic"),
-        (
-            ["workload=steady", "workload.request_rate=3"],
-            "workload.request_rate",
-            "unused with workload.kind=steady",
-        ),
-        (
-            ["workload=steady", "workload.duration_s=3"],
-            "workload.duration_s",
-            "unused with workload.kind=steady",
-        ),
-        (
-            ["workload=steady", "workload.rate_scale=3"],
-            "workload.rate_scale",
-            "unused with workload.kind=steady",
-        ),
-        (["workload=ramp", "workload.batch_size=3"], "workload.batch_size", "write workload=steady"),
         (
             ["workload.burst_size=9", "workload.max_requests=8"],
             "workload.burst_size",
@@ -112,3 +97,22 @@ def test_costs_must_know_every_kind_of_step_that_can_run(tmp_path: Path) -> None
     assert "measure.prefill_tokens" in refusal(*clock, "runner=eager").remedy
     (tmp_path / "prefill.csv").write_text("num_tokens,context_len,step_ms_p50,num_samples\n64,64,1.5,20\n")
     check(load_config(compose([*clock, "runner=eager"])))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warning"),
+    [
+        (["workload=steady"], None),
+        (["workload=synthetic", "workload.duration_s=3", "workload.rate_scale=2"], None),
+        (["workload=ramp", "workload.batch_size=3"], "workload.batch_size=3: unused with workload.kind=ramp"),
+        (
+            ["workload=steady", "workload.request_rate=3", "workload.duration_s=4", "workload.rate_scale=5"],
+            "workload.request_rate=3, workload.duration_s=4, workload.rate_scale=5: unused with workload.kind=steady",
+        ),
+    ],
+)
+def test_keys_that_the_kind_does_not_read_are_named(overrides: list[str], warning: str | None) -> None:
+    config = load_config(compose(overrides))
+    check(config)
+    assert (idle_keys(config) or "").startswith(warning or "")
+    assert bool(idle_keys(config)) == bool(warning)
