@@ -81,12 +81,10 @@ class DecodingRequests:
 
     def take_done(self) -> list[RequestProgress]:
         """Take out those that need no further step, their numbers brought up to date."""
-        is_done = self._computed == self._final
-        places: list[int] = is_done.nonzero()[0].tolist()
+        places: list[int] = (self._computed == self._final).nonzero()[0].tolist()
         if not places:
             return []
         done = [self._take(place) for place in reversed(places)][::-1]
-        self._numbers[:, : len(self)] = self._numbers[:, : len(is_done)][:, ~is_done]
         self._look_over()
         return done
 
@@ -95,4 +93,5 @@ class DecodingRequests:
         progress.num_computed = int(self._computed[place])
         progress.num_outputs = progress.num_computed - progress.request.prompt_len + 1
         progress.capacity = int(self.capacity[place])
+        self._numbers[:, place : len(self)] = self._numbers[:, place + 1 : len(self) + 1]
         return progress

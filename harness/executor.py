@@ -131,6 +131,8 @@ class ModelExecutor:
     def _admit(self, request: Request) -> None:
         known = self._known
         if request.request_id not in known:
+            num_tokens = request.prompt_len + request.output_len
+            assert num_tokens <= self._runner.config.max_seq_len, "the scheduler's limits are the runner's"
             generator = np.random.default_rng((self._seed, request.request_id))
             known.add(request.request_id, generator.integers(0, self._runner.vocab_size, request.prompt_len))
         known.rows[known.line(request.request_id)] = self._runner.kv.add_request()
@@ -160,7 +162,8 @@ class ModelExecutor:
         return self._decoding
 
     def _last_tokens(self, step: ScheduledStep, decoding: _Decoding) -> tuple[np.ndarray, np.ndarray | None]:
-        """Each request's newest token, or where in the step in flight it is: `[n]` int64, `[n]` int32 or None."""
+        """Each request's newest token as far as the host has read it, and the place of a newer one in the tokens of
+        the step in flight, -1 for none: `[n]` int64, `[n]` int32 or None."""
         if not self._in_flight:
             if self._last_read is not None and self._last_read[0] is step.request_ids:
                 return self._last_read[1], None
@@ -171,7 +174,7 @@ class ModelExecutor:
         source_of_line = np.full(self._known.num_lines, -1, dtype=np.int32)
         source_of_line[running.lines] = running.places
         source = source_of_line[decoding.lines]
-        return np.where(source < 0, self._known.newest(decoding.lines), 0), source
+        return self._known.newest(decoding.lines), source
 
     def _prefill_batch(self, step: ScheduledStep) -> ForwardBatch:
         lines = self._known.lines(step.request_ids)
@@ -193,8 +196,9 @@ class ModelExecutor:
         if step.phase == "decode":
             assert self._decoding is not None
             return self._decoding.lines, self._decoding.places
-        places = np.flatnonzero(step.yields_token)
-        return self._known.lines(step.request_ids)[places], places
+        places = [place for place, yields_token in enumerate(step.yields_token) if yields_token]
+        lines = self._known.lines([step.request_ids[place] for place in places])
+        return lines, np.array(places, dtype=np.int64)
 
     def _resolve(self, handle: _Handle) -> StepResult:
         assert self._in_flight.popleft() is handle, "steps are resolved in the order of their launches"

@@ -17,18 +17,19 @@ NO_ROW = -1
 class KnownRequests:
     """A request keeps its line from its first admission to its end, also while it is preempted.
 
-    Requests of up to `max_tokens` tokens; room is made for `num_more` at a time. The lines of a batch are
-    `[n]` int64.
+    Room is made for `num_more` requests at a time, each of up to `max_tokens` tokens of prompt and output; a
+    longer one would write into its neighbour. The lines of a batch are `[n]` int64.
     """
 
     def __init__(self, num_more: int, max_tokens: int) -> None:
         self._num_more = num_more
         self._lines: dict[int, int] = {}
         self._free: list[int] = []
-        #: `[num_lines, max_tokens]`: the prompt, and behind it what has been generated.
-        self._tokens = np.empty((0, max_tokens), dtype=np.int64)
-        #: `[num_lines]`: how many tokens that is.
-        self._num_tokens = np.empty(0, dtype=np.int64)
+        self._max_tokens = max_tokens
+        #: `[num_lines * max_tokens]`, line after line: the prompt, and behind it what has been generated.
+        self._tokens = np.empty(0, dtype=np.int64)
+        #: `[num_lines]`: where in `_tokens` the next one goes.
+        self._next = np.empty(0, dtype=np.int64)
         #: `[num_lines]`: rows of the request table; `NO_ROW` for none.
         self.rows = np.empty(0, dtype=np.int32)
 
@@ -45,8 +46,9 @@ class KnownRequests:
         if not self._free:
             self._grow()
         line = self._lines[request_id] = self._free.pop()
-        self._tokens[line, : len(prompt)] = prompt
-        self._num_tokens[line] = len(prompt)
+        start = line * self._max_tokens
+        self._next[line] = start + len(prompt)
+        self._tokens[start : start + len(prompt)] = prompt
         self.rows[line] = NO_ROW
 
     def remove(self, request_id: int) -> None:
@@ -54,37 +56,41 @@ class KnownRequests:
         self._free.append(self._lines.pop(request_id))
 
     def line(self, request_id: int) -> int:
+        """Return a request's line; KeyError if there is none."""
         return self._lines[request_id]
 
     def lines(self, request_ids: Sequence[int]) -> NDArray[np.int64]:
+        """Return the line of each request, `[n]`."""
         return np.fromiter(map(self._lines.__getitem__, request_ids), np.int64, len(request_ids))
 
     def request_ids(self) -> list[int]:
+        """Return all requests, the one admitted first in front."""
         return list(self._lines)
 
     def tokens(self, line: int, start: int, end: int | None = None) -> NDArray[np.int64]:
         """Return a view of the tokens from `start` to `end`, or to the newest."""
-        return self._tokens[line, start : self._num_tokens[line] if end is None else end]
+        first = line * self._max_tokens
+        return self._tokens[first + start : self._next[line] if end is None else first + end]
 
     def newest(self, lines: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the newest token of each line, `[n]`."""
-        token_ids: NDArray[np.int64] = self._tokens[lines, self._num_tokens[lines] - 1]
+        token_ids: NDArray[np.int64] = self._tokens[self._next[lines] - 1]
         return token_ids
 
     def append(self, lines: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """Write the next token of each line, `[n]`; no line may come twice."""
-        ends = self._num_tokens[lines]
-        self._tokens[lines, ends] = token_ids
-        self._num_tokens[lines] = ends + 1
+        places = self._next[lines]
+        self._tokens[places] = token_ids
+        self._next[lines] = places + 1
 
     def _grow(self) -> None:
         self._free.extend(range(self.num_lines + self._num_more - 1, self.num_lines - 1, -1))
-        self._tokens, self._num_tokens, self.rows = (
-            _longer(array, self._num_more) for array in (self._tokens, self._num_tokens, self.rows)
-        )
+        self._tokens = _longer(self._tokens, self._num_more * self._max_tokens)
+        self._next = _longer(self._next, self._num_more)
+        self.rows = _longer(self.rows, self._num_more)
 
 
 def _longer(array: NDArray[Any], num_more: int) -> NDArray[Any]:
-    longer = np.empty((len(array) + num_more, *array.shape[1:]), dtype=array.dtype)
+    longer = np.empty(len(array) + num_more, dtype=array.dtype)
     longer[: len(array)] = array
     return longer

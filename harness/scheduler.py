@@ -253,6 +253,8 @@ class SchedulerPolicy:
         """
         page_size, decoding = self.limits.page_size, self._decoding
         needy = decoding.starting_a_page()
+        if not len(needy):
+            return []
         if len(needy) > self.num_free_pages and self._num_finishing:
             return None
         served = needy[: self.num_free_pages]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,19 +25,24 @@ class TokenTimes:
 
     def add(self, step: ScheduledStep, now_ms: float) -> tuple[int, NDArray[np.float64]]:
         """Note the tokens of `step`; return how many, and the gap to the one before for all but first ones."""
-        request_ids = self._yielding(step)
-        gaps_ms = now_ms - self._last_ms[request_ids]
-        self._last_ms[request_ids] = now_ms
         if step.phase == "prefill":
-            is_first = np.isnan(gaps_ms)
-            self.first_ms[request_ids[is_first]] = now_ms
-            return len(request_ids), gaps_ms[~is_first]
-        return len(request_ids), gaps_ms
-
-    def _yielding(self, step: ScheduledStep) -> NDArray[np.int64]:
-        if step.phase == "prefill":
-            return np.array(step.request_ids, dtype=np.int64)[step.yields_token]
+            return self._add_prefill(step, now_ms)
         if step.request_ids is not self._decoding:
             self._decoding = step.request_ids
             self._decoding_ids = np.array(step.request_ids, dtype=np.int64)
-        return self._decoding_ids
+        gaps_ms = now_ms - self._last_ms[self._decoding_ids]
+        self._last_ms[self._decoding_ids] = now_ms
+        return step.batch_size, gaps_ms
+
+    def _add_prefill(self, step: ScheduledStep, now_ms: float) -> tuple[int, NDArray[np.float64]]:
+        num_tokens, gaps_ms = 0, []
+        for request_id, yields_token in zip(step.request_ids, step.yields_token, strict=True):
+            if yields_token:
+                num_tokens += 1
+                gap_ms = now_ms - float(self._last_ms[request_id])
+                if math.isnan(gap_ms):
+                    self.first_ms[request_id] = now_ms
+                else:
+                    gaps_ms.append(gap_ms)
+                self._last_ms[request_id] = now_ms
+        return num_tokens, np.array(gaps_ms, dtype=np.float64)
