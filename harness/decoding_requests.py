@@ -40,6 +40,8 @@ class DecodingRequests:
         self._requests: list[RequestProgress] = []
         #: Request id, tokens in the cache, tokens there after the last step, tokens that the pages hold.
         self._numbers = np.zeros((4, max_batch_size), dtype=np.int64)
+        #: Steps before which nobody is done.
+        self._num_steps_left = 0
         self._look_over()
 
     def _look_over(self) -> None:
@@ -57,6 +59,8 @@ class DecodingRequests:
         """Add the youngest, with its first token, or the next one after a preemption, generated."""
         request = progress.request
         final = request.prompt_len + request.output_len - 1
+        num_steps = final - progress.num_computed
+        self._num_steps_left = min(self._num_steps_left, num_steps) if self._requests else num_steps
         column = (progress.request_id, progress.num_computed, final, progress.capacity)
         self._numbers[:, len(self)] = column
         self._requests.append(progress)
@@ -76,16 +80,19 @@ class DecodingRequests:
     def advance(self) -> tuple[list[int], list[int]]:
         """Count a token more for each; return the tokens in the cache before and after it."""
         self._computed += 1
+        self._num_steps_left -= 1
         starts, self._lens = self._lens, self._computed.tolist()
         return starts, self._lens
 
     def take_done(self) -> list[RequestProgress]:
         """Take out those that need no further step, their numbers brought up to date."""
-        places: list[int] = (self._computed == self._final).nonzero()[0].tolist()
-        if not places:
+        if self._num_steps_left > 0:
             return []
+        places: list[int] = (self._computed == self._final).nonzero()[0].tolist()
         done = [self._take(place) for place in reversed(places)][::-1]
         self._look_over()
+        if self._requests:
+            self._num_steps_left = int((self._final - self._computed).min())
         return done
 
     def _take(self, place: int) -> RequestProgress:

@@ -177,11 +177,11 @@ class ModelExecutor:
         return self._known.newest(decoding.lines), source
 
     def _prefill_batch(self, step: ScheduledStep) -> ForwardBatch:
-        lines = self._known.lines(step.request_ids)
+        lines = [self._known.line(request_id) for request_id in step.request_ids]
         rows = self._known.rows[lines].tolist()
         for row, end in zip(rows, step.ends, strict=True):
             self._extend(row, end)
-        spans = zip(lines.tolist(), step.starts, step.ends, strict=True)
+        spans = zip(lines, step.starts, step.ends, strict=True)
         return extend_batch(self._runner.kv, rows, step.starts, [self._known.tokens(*span) for span in spans])
 
     def _extend(self, row: int, num_tokens: int) -> None:
