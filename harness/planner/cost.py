@@ -9,6 +9,7 @@ import numpy as np
 
 from harness.errors import ConfigError
 from harness.planner.excess import ExcessRates
+from harness.workload.engine_logs import ENGINE_LOG_FORMATS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +31,11 @@ class CostSource:
     model: str | None = None
     device: str | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def is_log(self) -> bool:
+        """Whether an engine's log gave the times: one a size, at whatever contexts it met."""
+        return self.graph_backend in ENGINE_LOG_FORMATS
 
 
 @dataclass(frozen=True)

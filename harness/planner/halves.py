@@ -37,11 +37,13 @@ class HalfSize:
 
     @property
     def reason(self) -> str:
-        """Why: `no_slower`; or else `slower`, `within_noise`, `too_little_traffic` or `same_list`."""
+        """Why: `no_slower`; or else `slower`, `within_noise`, `not_measured`, `too_little_traffic` or `same_list`."""
         if self.half.sizes == self.engine.sizes:
             return "same_list"
         if self.comparison is None or self.comparison.interval is None:
             return "too_little_traffic"
+        if not self.comparison.is_measured:
+            return "not_measured"
         if self.comparison.is_no_worse:
             return "no_slower"
         return "slower" if self.comparison.is_worse else "within_noise"

@@ -24,6 +24,9 @@ _CONFIDENCE = 0.95
 MIN_WINDOWS = 6
 #: A gain or loss below a hundredth of a percent counts as zero: no interval makes it matter.
 RESOLUTION = 1e-4
+#: Beyond the measured KV tokens a time is its size's last one, and sizes end at different ones: a list could look
+#: fast for what was not measured. With a larger share of such steps nothing is judged.
+MAX_BEYOND_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class WindowTimes:
 
     #: `[num_windows]`
     num_steps: NDArray[np.float64]
+    #: `[num_windows]` of these, the steps with more KV tokens than were measured at their size.
+    num_beyond: NDArray[np.float64]
     #: `[num_windows, num_measured]` ms, by the measured point (mode and size) that the time stems from.
     ms_by_point: NDArray[np.float64]
     points: tuple[tuple[str, int], ...]
@@ -44,11 +49,16 @@ class WindowTimes:
         batch_ms = traffic.window_ns / 1e6
         points: dict[tuple[str, int], int] = {}
         shares: list[tuple[int, int, float]] = []
+        num_beyond = np.zeros(len(steps))
         for batch_size in range(1, steps.shape[1]):
             plan = traffic.times.plans[batch_size]
             mode = "eager" if plan.mode == "eager" else "graph"
             surface = costs.eager if mode == "eager" else costs.graph
             parts = plan.sizes or (batch_size,)
+            if not costs.source.is_log:
+                row_tokens = traffic.times.grid.middles
+                beyond = surface.is_beyond(parts[0], min(parts[0], batch_size) * row_tokens)
+                num_beyond += traffic.histogram[:, batch_size, beyond].sum(axis=1)
             for size in parts:
                 for neighbour, weight in surface.neighbours(size):
                     point = points.setdefault((mode, neighbour), len(points))
@@ -58,12 +68,16 @@ class WindowTimes:
             share[batch_size, point] += weight
         surfaces = {"graph": costs.graph, "eager": costs.eager}
         rel_error = np.array([surfaces[mode].points[size].rel_error for mode, size in points])
-        return cls(steps.sum(axis=1), batch_ms @ share, tuple(points), rel_error)
+        return cls(steps.sum(axis=1), num_beyond, batch_ms @ share, tuple(points), rel_error)
 
     def step_ms(self, windows: slice) -> float | None:
         """Mean time of the decode steps of some windows; None without any."""
         steps = float(self.num_steps[windows].sum())
         return float(self.ms_by_point[windows].sum()) / steps if steps else None
+
+    def beyond_share(self, windows: slice) -> float:
+        """The part of the steps with more KV tokens than were measured."""
+        return float(self.num_beyond[windows].sum() / max(self.num_steps[windows].sum(), 1.0))
 
 
 @dataclass(frozen=True)
@@ -73,18 +87,25 @@ class Comparison:
     gain: float
     #: 95% interval; None with too few windows.
     interval: tuple[float, float] | None
+    #: Of the list that has more of them, the part of the steps with more KV tokens than were measured.
+    beyond_share: float
+
+    @property
+    def is_measured(self) -> bool:
+        """False: too much of the times was never measured to tell the lists apart."""
+        return self.beyond_share <= MAX_BEYOND_SHARE
 
     @property
     def is_better(self) -> bool:
-        return self.interval is not None and self.interval[0] > RESOLUTION
+        return self.is_measured and self.interval is not None and self.interval[0] > RESOLUTION
 
     @property
     def is_no_worse(self) -> bool:
-        return self.interval is not None and self.interval[0] >= -RESOLUTION
+        return self.is_measured and self.interval is not None and self.interval[0] >= -RESOLUTION
 
     @property
     def is_worse(self) -> bool:
-        return self.interval is not None and self.interval[1] < -RESOLUTION
+        return self.is_measured and self.interval is not None and self.interval[1] < -RESOLUTION
 
 
 def compare(a: WindowTimes, b: WindowTimes, windows: slice, seed: int = 0) -> Comparison | None:
@@ -95,7 +116,7 @@ def compare(a: WindowTimes, b: WindowTimes, windows: slice, seed: int = 0) -> Co
     interval = None
     if int(((a.num_steps[windows] > 0) & (b.num_steps[windows] > 0)).sum()) >= MIN_WINDOWS:
         interval = _interval(a, b, windows, np.random.default_rng(seed))
-    return Comparison(1 - a_ms / b_ms, interval)
+    return Comparison(1 - a_ms / b_ms, interval, max(times.beyond_share(windows) for times in (a, b)))
 
 
 def _interval(

@@ -163,4 +163,5 @@ def _comparison(comparison: Comparison | None) -> dict[str, Any]:
     return {
         "gain": comparison.gain if comparison else None,
         "interval": list(comparison.interval) if comparison and comparison.interval else None,
+        "beyond_share": comparison.beyond_share if comparison else None,
     }

@@ -31,8 +31,8 @@ class StepSurface:
     """Step time in one mode. Linear between measured neighbours, in size and in KV tokens.
 
     A size between two measured ones takes their times at the same KV tokens a row. Outside the KV
-    tokens measured at a size the end value is held, and `is_held` says so; outside the measured sizes
-    there is no time, and asking for one is an error.
+    tokens measured at a size the end value is held, and `is_beyond` says where that is too low; outside
+    the measured sizes there is no time, and asking for one is an error.
     """
 
     def __init__(self, points: Mapping[int, SizePoints]) -> None:
@@ -102,14 +102,10 @@ class StepSurface:
             total += weight * np.interp(num_kv_tokens * (neighbour / size), at.num_kv_tokens, at.step_ms)
         return total
 
-    def is_held(self, size: int, num_kv_tokens: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Whether the time is an end value held beyond the KV tokens that were measured."""
-        held = np.zeros(np.shape(num_kv_tokens), dtype=bool)
-        for neighbour, _ in self.neighbours(size):
-            tokens = self.points[neighbour].num_kv_tokens
-            scaled = num_kv_tokens * (neighbour / size)
-            held |= (scaled < tokens[0]) | (scaled > tokens[-1])
-        return held
+    def is_beyond(self, size: int, num_kv_tokens: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Whether the time is the last value, held beyond the KV tokens that were measured."""
+        most = [self.points[near].num_kv_tokens[-1] * size / near for near, _ in self.neighbours(size)]
+        return np.asarray(num_kv_tokens > min(most))
 
 
 def time_of(row: Mapping[str, Any], column: str) -> float | None:

@@ -20,6 +20,7 @@ _REASONS = {
     "no_slower": "no slower",
     "slower": "slower",
     "within_noise": "within noise",
+    "not_measured": "beyond what was measured",
     "too_little_traffic": "too little traffic",
     "same_list": "no list has fewer graphs",
 }
@@ -62,13 +63,19 @@ def verdict_lines(plan: Plan) -> list[str]:
         verdict = f"use the plan: {gain_text(comparison)} faster than {default.name}"
     elif comparison is not None and comparison.interval is not None:
         verdict = f"keep the default ({default.name}): a gain of {gain_text(comparison)} is within noise"
-        if comparison.is_worse:
+        if not comparison.is_measured:
+            verdict = (
+                f"keep the default ({default.name}): {comparison.beyond_share:.0%} of the decode steps have more KV "
+                "tokens than were measured"
+            )
+        elif comparison.is_worse:
             verdict = f"keep the default ({default.name}): the plan is slower, gain {gain_text(comparison)}"
     else:
         verdict = f"keep the default ({default.name}): too little traffic to judge a plan on"
     lines = [verdict, f"planned list ({plan.choice.num_graphs} graphs): {sizes}"]
     fewer = len(default.sizes) - plan.choice.num_graphs
-    if not plan.is_recommended and comparison is not None and not comparison.is_worse and fewer > 0:
+    is_no_slower = comparison is not None and comparison.is_measured and not comparison.is_worse
+    if not plan.is_recommended and is_no_slower and fewer > 0:
         lines.append(
             f"the plan is no slower with {fewer} graphs fewer: worth it where graph memory or start-up time matters"
         )

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from harness.planner.inputs import Inputs
     from harness.planner.plan import Plan
 
-#: A larger part of the steps' time than this, read beyond what was measured, is warned of.
-_MAX_HELD_SHARE = 0.05
-
 
 @keys_as_options()
 def main_plan(argv: Sequence[str]) -> int:
@@ -170,33 +167,16 @@ def _cost_warnings(plan: Plan, inputs: Inputs, args: argparse.Namespace) -> list
     between = [size for size in plan.choice.sizes if not graph.is_measured(size)]
     if between:
         warnings.append(f"interpolated between measured neighbours: the times of sizes {between}")
-    # A log has one time a size, at whatever contexts it met.
-    is_from_log = inputs.costs.source.graph_backend == inputs.workload["format"]
-    held = 0.0 if is_from_log else held_share(plan, inputs)
-    if held > _MAX_HELD_SHARE:
+    compared = plan.default.against
+    if compared is not None and not compared.is_measured:
         warnings.append(
-            f"{held:.0%} of the decode steps lie beyond the KV tokens that were measured, whose end value is held: "
-            "measure with measure.context_lens that reach them"
+            f"{compared.beyond_share:.0%} of the decode steps have more KV tokens than were measured at their size, "
+            "whose last time is held: measure with measure.context_lens that reach them, with as many KV pages as that takes"
         )
     unknown = inputs.costs.captures.unknown_classes
     if inputs.costs.captures.knows_memory and unknown:
         warnings.append(f"graph memory is a lower bound: {', '.join(unknown)} was not measured")
     return warnings
-
-
-def held_share(plan: Plan, inputs: Inputs) -> float:
-    """Share of the fitted decode steps whose time is an end value held beyond the measured KV tokens."""
-    import numpy as np
-
-    fitted, plans = plan.fitted, plan.plan.traffic.times.plans
-    held = 0.0
-    for batch_size in np.unique(fitted.batch_size).tolist():
-        here = fitted.batch_size == batch_size
-        step = plans[batch_size]
-        surface = inputs.costs.eager if step.mode == "eager" else inputs.costs.graph
-        size = step.sizes[0] if step.sizes else batch_size
-        held += float(fitted.weight[here][surface.is_held(size, fitted.num_kv_tokens[here])].sum())
-    return held / fitted.total if fitted.total else 0.0
 
 
 def _verify(args: argparse.Namespace) -> int:

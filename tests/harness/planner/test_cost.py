@@ -41,7 +41,7 @@ def test_between_kv_tokens_the_time_is_linear_and_beyond_them_held() -> None:
     low, middle, high = surface.step_ms(8, at(800, 1200, 1600))
     assert middle == pytest.approx((low + high) / 2)
     assert surface.step_ms(8, at(1, 9999)) == pytest.approx([low, high])
-    assert surface.is_held(8, at(799, 800, 1600, 1601)).tolist() == [True, False, False, True]
+    assert surface.is_beyond(8, at(799, 800, 1600, 1601)).tolist() == [False, False, False, True]
 
 
 def test_a_size_between_measured_ones_takes_their_times_at_its_own_context() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,6 +112,13 @@ def test_the_largest_graph_alone_cannot_be_halved(costs: CostTable) -> None:
 def test_few_windows_keep_the_list(costs: CostTable) -> None:
     row = half_of_mine(plan_for(costs, steady(costs, [3], num_windows=6), SIZES))
     assert not row.is_adopted and row.reason == "too_little_traffic"
+
+
+def test_what_was_not_measured_keeps_the_list(costs: CostTable) -> None:
+    row = half_of_mine(plan_for(costs, steady(costs, [3]), SIZES))
+    assert row.is_adopted and row.comparison is not None
+    beyond = replace(row, comparison=replace(row.comparison, beyond_share=0.06))
+    assert not beyond.is_adopted and beyond.reason == "not_measured"
 
 
 def test_what_noise_cannot_tell_from_slower_keeps_the_list(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -22,13 +22,15 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> CostTable:
     return load_costs(write_run(tmp_path_factory.mktemp("run")))
 
 
-def traffic(costs: CostTable, sizes: list[int], num_windows: int = 20, seed: int = 0) -> ListTraffic:
-    """Windows that differ: around batches of 5 to 25, at a context of 500."""
+def traffic(
+    costs: CostTable, sizes: list[int], num_windows: int = 20, seed: int = 0, context: int = 500
+) -> ListTraffic:
+    """Windows that differ: around batches of 5 to 25, at one context."""
     rng = np.random.default_rng(seed)
     histogram = np.zeros((num_windows, MAX_BATCH_SIZE + 1, GRID.num_cells), dtype=np.int64)
     for window in range(num_windows):
         for batch_size in rng.poisson(rng.uniform(5, 25), 200).clip(1, MAX_BATCH_SIZE):
-            histogram[window, batch_size, GRID.cell(500, 1)] += 1
+            histogram[window, batch_size, GRID.cell(context, 1)] += 1
     return ListTraffic(step_times(costs, sizes, MAX_BATCH_SIZE, 0, GRID), histogram, None)
 
 
@@ -53,6 +55,26 @@ def test_a_clear_gain_has_an_interval_above_zero(costs: CostTable) -> None:
     assert comparison is not None and comparison.interval is not None
     assert comparison.is_better and not comparison.is_worse
     assert comparison.interval[0] < comparison.gain < comparison.interval[1]
+
+
+def test_what_was_not_measured_makes_no_list_better_or_worse(costs: CostTable) -> None:
+    """A larger graph is measured to more tokens, so a list of smaller ones looks fast where its times are held."""
+    few, many = (WindowTimes.of(costs, traffic(costs, sizes, context=4000)) for sizes in ([64], [16, 32, 64]))
+    comparison = compare(many, few, EVERYTHING)
+    assert comparison is not None and comparison.interval is not None and comparison.interval[0] > 0
+    assert not comparison.is_measured and comparison.beyond_share > 0.5
+    assert not (comparison.is_better or comparison.is_no_worse or comparison.is_worse)
+
+
+def test_the_share_beyond_the_measurements_is_that_of_the_steps(costs: CostTable) -> None:
+    inside, beyond = (traffic(costs, [8, 64], context=context) for context in (500, 4000))
+    histogram = np.concatenate([inside.histogram, beyond.histogram])
+    times = WindowTimes.of(costs, ListTraffic(inside.times, histogram, None))
+    # The graph of 8 rows is measured to 2048 tokens each, that of 64 to more than 30 requests of 4000 have.
+    histogram[:, 31:] = 0
+    expected = histogram[20:, 5:9].sum() / histogram.sum()
+    assert 0 < expected == pytest.approx(times.beyond_share(EVERYTHING))
+    assert times.beyond_share(slice(0, 20)) == 0
 
 
 def test_the_same_list_gains_nothing(costs: CostTable) -> None:

@@ -253,6 +253,19 @@ def test_requests_that_a_run_cannot_hold_are_warned_of(
     assert said in " ".join(capsys.readouterr().out.split())
 
 
+def test_longer_requests_than_were_measured_keep_the_default(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, output = tmp_path / "trace.csv", tmp_path / "plan.json"
+    trace.write_text("time,prompt,output\n" + "".join(f"{i / 20},3000,60\n" for i in range(400)))
+    assert main_plan([str(run), *traffic_of(trace), "--default", "max_only", "--output", str(output)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "keep the default (max_only)" in shown and "measure.context_lens" in shown
+    content = json.loads(output.read_bytes())
+    assert content["verdict"]["decision"] == "keep_default" and content["verdict"]["beyond_share"] > 0.05
+    assert {row["verdict"]["reason"] for row in content["halves"]} <= {"not_measured", "same_list"}
+
+
 def test_requests_that_arrive_at_once_keep_the_default(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
