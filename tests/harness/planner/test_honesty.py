@@ -69,9 +69,9 @@ def test_what_was_not_measured_makes_no_list_better_or_worse(costs: CostTable) -
 def test_the_share_beyond_the_measurements_is_that_of_the_steps(costs: CostTable) -> None:
     inside, beyond = (traffic(costs, [8, 64], context=context) for context in (500, 4000))
     histogram = np.concatenate([inside.histogram, beyond.histogram])
-    times = WindowTimes.of(costs, ListTraffic(inside.times, histogram, None))
     # The graph of 8 rows is measured to 2048 tokens each, that of 64 to more than 30 requests of 4000 have.
     histogram[:, 31:] = 0
+    times = WindowTimes.of(costs, ListTraffic(inside.times, histogram, None))
     expected = histogram[20:, 5:9].sum() / histogram.sum()
     assert 0 < expected == pytest.approx(times.beyond_share(EVERYTHING))
     assert times.beyond_share(slice(0, 20)) == 0
