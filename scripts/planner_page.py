@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Rebuild the results in docs/planner.md from records: the plans for three traces, and the check of the simulator.
 
-    python scripts/planner_page.py --traces DIR [--run docs/results/planner_h200] [--check RECORD ...]
+    python scripts/planner_page.py --traces DIR [--run docs/results/planner_h200_8b] [--check RECORD ...]
 
 Replaces what stands between the page's two marks. DIR holds the Azure 2023 traces and Mooncake's; no GPU is
-needed. The plans are those of --run; the simulator is checked against the replay of it and of each --check.
-Takes a minute.
+needed. The plans are those of --run, beside a summary of those of each --check; the simulator is checked
+against the replay of each. Takes two minutes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from harness.planner.cost_source import DEFAULT_RUN  # noqa: E402
+
 BEGIN, END = "<!-- made by scripts/planner_page.py -->", "<!-- end -->"
 TRACES = (
     ("Azure 2023 conversation", "AzureLLMInferenceTrace_conv.csv", "azure"),
@@ -39,13 +44,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--traces", type=Path, required=True, help="the folder of the traces")
-    parser.add_argument("--run", type=Path, default=ROOT / "docs/results/planner_h200", help="the record")
+    parser.add_argument("--run", type=Path, default=DEFAULT_RUN, help="the record")
     parser.add_argument(
         "--check",
         type=Path,
         nargs="*",
-        default=[ROOT / "docs/results/planner_h200_8b"],
-        help="further records to check the simulator against",
+        default=[ROOT / "docs/results/planner_h200"],
+        help="further records to plan with and to check the simulator against",
     )
     parser.add_argument("--page", type=Path, default=ROOT / "docs/planner.md", help="the page to write")
     options = parser.parse_args()
@@ -62,8 +67,12 @@ def main() -> int:
 
 def results(run: Path, checked: list[Path], traces: Path) -> str:
     """Return the part of the page that the records decide."""
-    plans = {name: plan(run, traces / file, kind) for name, file, kind in TRACES}
-    parts = [described(run), plan_table(plans), halves(plans), warnings(plans), CHECK_NOTE]
+    by_run = {
+        record: {name: plan(record, traces / file, kind) for name, file, kind in TRACES}
+        for record in (run, *checked)
+    }
+    plans = by_run[run]
+    parts = [described(run), plan_table(plans), halves(plans), warnings(plans), by_record(by_run), CHECK_NOTE]
     return "\n\n".join([*parts, *(check(record) for record in (run, *checked))])
 
 
@@ -121,12 +130,42 @@ def plan_table(plans: dict[str, dict[str, Any]]) -> str:
         rows = {row["name"]: row for row in content["judged"]}
         sizes = " ".join(map(str, content["sizes"]))
         times = " | ".join(number(rows[name]["step_ms"]) for name, _ in ENGINES)
-        verdict = "use the plan" if content["verdict"]["decision"] == "use_plan" else "keep the default"
-        gain = gain_text(content["verdict"])
         plan_ms = number(rows["plan"]["step_ms"])
+        cells = (gain_text(content["verdict"]), verdict_text(content["verdict"]))
         lines.append(
-            f"| {trace} | {sizes} ({len(content['sizes'])}) | {plan_ms} | {times} | {gain} | {verdict} |"
+            f"| {trace} | {sizes} ({len(content['sizes'])}) | {plan_ms} | {times} | {' | '.join(cells)} |"
         )
+    return "\n".join(lines)
+
+
+def verdict_text(verdict: dict[str, Any]) -> str:
+    return "use the plan" if verdict["decision"] == "use_plan" else "keep the default"
+
+
+def by_record(by_run: dict[Path, dict[str, dict[str, Any]]]) -> str:
+    """Show how far the answers hang on the model: load, plan and verdicts with each record's costs."""
+    lines = [
+        "How far that hangs on the model, `python -m harness plan RECORD --workload TRACE --format F`. *Beyond*: the held-out "
+        "decode steps with more KV tokens than were measured at their size, under the plan or vLLM's list.",
+        "",
+        "| costs | trace | mean batch | beyond | graphs | gain over vLLM [95%] | verdict | halves |",
+        "|---" * 8 + "|",
+    ]
+    for run, plans in by_run.items():
+        for trace, content in plans.items():
+            verdict, simulation = content["verdict"], content["prediction"]["simulation"]
+            reasons = Counter(row["verdict"]["reason"].replace("_", " ") for row in content["halves"])
+            cells = (
+                f"`{run.name}`",
+                trace,
+                f"{simulation['mean_batch_size']:.1f}",
+                f"{verdict['beyond_share']:.1%}",
+                str(len(content["sizes"])),
+                gain_text(verdict),
+                verdict_text(verdict),
+                ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ _REASONS = {
     "no_slower": "no slower",
     "slower": "slower",
     "within_noise": "within noise",
-    "not_measured": "beyond what was measured",
+    "not_measured": "not measured",
     "too_little_traffic": "too little traffic",
     "same_list": "no list has fewer graphs",
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.planner.cost_source import load_costs
+from harness.planner.cost_source import DEFAULT_RUN, load_costs
 from scripts import planner_page
 
 
@@ -28,7 +28,8 @@ def half(
 
 PLAN = {
     "sizes": [1, 8, 64],
-    "verdict": {"decision": "use_plan", "gain": 0.05, "interval": [0.01, 0.09]},
+    "verdict": {"decision": "use_plan", "gain": 0.05, "interval": [0.01, 0.09], "beyond_share": 0.02},
+    "prediction": {"simulation": {"mean_batch_size": 7.25}},
     "judged": [
         judged("plan", 3, 4.75),
         *(judged(name, 12, 5.0) for name in ("vllm", "sglang", "tensorrt_llm", "lmdeploy")),
@@ -60,16 +61,23 @@ def test_each_engine_has_its_verdict_on_each_trace() -> None:
     assert counted.startswith("Of 8 verdicts 2 are to adopt and 6 to keep, 2 of these")
 
 
+def test_each_record_has_its_load_its_plan_and_its_verdicts() -> None:
+    *_, row = planner_page.by_record({Path("docs/results/one"): {"a trace": PLAN}}).splitlines()
+    assert row == (
+        "| `one` | a trace | 7.2 | 2.0% | 3 | +5.00% [+1.00%, +9.00%] | use the plan | "
+        "1 no slower, 1 slower, 1 too little traffic, 1 within noise |"
+    )
+
+
 def test_the_warnings_are_named() -> None:
     assert "- a trace: 3% of the steps." in planner_page.warnings({"a trace": PLAN})
 
 
 def test_a_check_says_whether_the_simulator_holds_and_what_its_costs_lack() -> None:
-    run = planner_page.ROOT / "docs/results/planner_h200_8b"
-    lacks = load_costs(run).source.warnings
-    text = planner_page.check(run)
-    assert lacks and all(f"- {warning}." in text for warning in lacks)
-    assert text.startswith("`docs/results/planner_h200_8b` (")
+    lacks = load_costs(DEFAULT_RUN).source.warnings
+    text = planner_page.check(DEFAULT_RUN)
+    assert all(f"- {warning}." in text for warning in lacks)
+    assert text.startswith(f"`docs/results/{DEFAULT_RUN.name}` (")
     mean_tpot = next(line for line in text.splitlines() if line.startswith("| mean TPOT (ms) |"))
     within = abs(float(mean_tpot.split("|")[-2].strip().rstrip("%"))) <= 5
     assert ("**hold**" if within else "**do not hold**") in text.splitlines()[-1]
