@@ -71,8 +71,13 @@ def points(name: str) -> list[tuple[str, ...]]:
     return list(itertools.product(*choices))
 
 
-#: The last point of each sweep; what the others differ in has tests of its own.
-JOBS = [(name, points(name)[-1]) for name in sorted(TOUR - {"ceiling_feedback"})]
+#: The last point of each sweep; what the others differ in has tests of its own. A first compilation by Inductor takes
+#: half a minute: the short suite has one, and not here.
+JOBS = [
+    *((name, points(name)[-1]) for name in sorted(TOUR - {"ceiling_feedback", "compile_worth_it"})),
+    ("compile_worth_it", points("compile_worth_it")[0]),
+    pytest.param("compile_worth_it", points("compile_worth_it")[-1], marks=pytest.mark.long),
+]
 
 
 def run_short(name: str, job_dir: Path, *overrides: str) -> Path:
@@ -96,7 +101,9 @@ def test_an_overlay_says_in_a_comment_what_it_shows_and_how_long_it_takes(name: 
     assert ("python -m harness -m experiment=" in overlay(name)) == bool(points(name)[0])
 
 
-@pytest.mark.parametrize(("name", "point"), JOBS, ids=[" ".join((name, *point)) for name, point in JOBS])
+@pytest.mark.parametrize(
+    ("name", "point"), JOBS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
 def test_an_overlay_runs(name: str, point: tuple[str, ...], tmp_path: Path) -> None:
     run_short(name, tmp_path, *point)
     assert len(read_stream(tmp_path, "requests")) == (2 if name == "real_model" else 6)
