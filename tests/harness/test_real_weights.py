@@ -137,7 +137,6 @@ def _decode(
     ("strategy", "num_tokens"),
     [
         ("exact", SHORT),
-        ("split", SHORT),
         *(pytest.param(name, LONG, marks=pytest.mark.long) for name in CASES),
     ],
 )
