@@ -27,17 +27,11 @@ from tests.runners.compiled_runner import (
     counts,
     deep_model,
     run_steps,
-    trace_only,
     twelve_layers,
 )
 from tests.runners.tiny_runner import Requests, logits, tiny_config, tiny_model
 
 _limits: Any = torch._dynamo.config
-
-
-@pytest.fixture
-def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace_only(monkeypatch)
 
 
 # --- compiled by Inductor ----------------------------------------------------------------------

@@ -16,16 +16,10 @@ from tests.runners.compiled_runner import (
     compiled_runner,
     counts,
     deep_model,
-    trace_only,
 )
 from tests.runners.tiny_runner import Requests, logits
 
 _limits: Any = torch._dynamo.config
-
-
-@pytest.fixture
-def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace_only(monkeypatch)
 
 
 @pytest.mark.usefixtures("traced_only")

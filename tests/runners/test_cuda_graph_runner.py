@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,13 +31,6 @@ from tests.runners.tiny_runner import (
     tiny_model,
     tiny_runner,
 )
-
-
-@pytest.fixture
-def runner() -> Iterator[ModelRunner]:
-    with tiny_runner() as made:
-        yield made
-
 
 # --- capture ---------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,13 +34,6 @@ from tests.runners.tiny_runner import (
     tiny_model,
     tiny_runner,
 )
-
-
-@pytest.fixture
-def runner() -> Iterator[ModelRunner]:
-    with tiny_runner() as made:
-        yield made
-
 
 # --- contract 6: stale pointers --------------------------------------------------------------------
 

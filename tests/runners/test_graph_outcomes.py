@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -22,13 +20,6 @@ from tests.runners.tiny_runner import (
     logits,
     tiny_runner,
 )
-
-
-@pytest.fixture
-def runner() -> Iterator[ModelRunner]:
-    with tiny_runner() as made:
-        yield made
-
 
 # --- contract 10: nothing is silent ----------------------------------------------------------------
 
