@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,9 @@ class ClusterLauncher(Launcher):
         self.hydra_context, self.config = hydra_context, config
         self.cluster = self._cluster()
 
+    @abstractmethod
     def _cluster(self) -> Cluster:
-        raise NotImplementedError
+        """Return where the jobs are submitted."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run a job for each list of overrides; returns in their order what became of them."""
