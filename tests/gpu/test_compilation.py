@@ -20,7 +20,7 @@ from runners.model_runner import ModelRunner, RunnerConfig
 from runners.models.loader import LoadedModel, ModelSpec, load_model
 from runners.padding import StepPlan
 from tests.gpu.test_cuda_graphs import held_bytes
-from tests.runners.test_compilation import compiled_runner, deep_model
+from tests.runners.compiled_runner import compiled_runner, deep_model
 from tests.runners.tiny_runner import Requests
 
 CONF = Path(__file__).parents[2] / "conf"
