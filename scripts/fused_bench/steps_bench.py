@@ -306,9 +306,9 @@ def _print_cell(name: str, row: dict[str, Any], dims: Dims) -> None:
         )
 
 
-def bench_steps(dims: list[Dims], seconds: float, dry_run: bool) -> None:
-    """Check, then time, within `seconds`; `dry_run` on a tiny model, whose products a CPU computes otherwise."""
-    started, all_rows, workers = time.time(), ROWS, 15
+def bench_steps(dims: list[Dims], all_rows: tuple[int, ...], seconds: float, dry_run: bool) -> None:
+    """Check, then time at each of `all_rows`, within `seconds`; `dry_run` on a tiny model, whose products a CPU computes otherwise."""
+    started, workers = time.time(), 15
     if dry_run:
         tiny = replace(
             ALL_DIMS["0.6b"], hidden=64, layers=1, heads=4, kv_heads=2, head_dim=16, intermediate=64

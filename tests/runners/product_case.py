@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from runners.models.fused.skinny_gemm import Product, Rows, Tile, product_torch, product_triton
+from runners.models.fused.fragment_gemm import FragmentTile
+from runners.models.fused.recipe import run_tile
+from runners.models.fused.skinny_gemm import Product, Rows, Tile, product_torch
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 #: Triton's interpreter multiplies no bfloat16.
@@ -24,7 +26,9 @@ def random_product(n: int, k: int, kind: str) -> Product:
     )  # fmt: skip
 
 
-def check_product(product: Product, tile: Tile, rows: int, width: int = 64, pdl: bool = False) -> str:
+def check_product(
+    product: Product, tile: Tile | FragmentTile, rows: int, width: int = 64, pdl: bool = False
+) -> str:
     """What is wrong at `rows` rows, against float32 and against itself again; empty if nothing.
 
     `width` is that of the sums of squares.
@@ -36,7 +40,7 @@ def check_product(product: Product, tile: Tile, rows: int, width: int = 64, pdl:
     squares.index_add_(1, torch.arange(k, device=DEVICE) % width, x.float().square())
     wide = replace(product, weight=product.weight.float())
     want = product_torch(x.float(), wide, None if residual is None else residual.float()).rows.x
-    outs = [product_triton(Rows(x, squares), product, residual, tile, pdl=pdl) for _ in range(3)]
+    outs = [run_tile(Rows(x, squares), product, residual, tile, pdl=pdl) for _ in range(3)]
     got, wrong = outs[1].rows.x, []
     if not _relative(got, want) < _MAX_ERROR:
         wrong.append(f"error {_relative(got, want):.4f}")

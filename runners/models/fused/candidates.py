@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
+from runners.models.fused.fragment_gemm import FragmentTile, outputs_of, padded_rows
 from runners.models.fused.recipe import Recipe
 from runners.models.fused.skinny_gemm import Product, Tile
 
 #: Weights below this leave less than a full wave of bandwidth-bound tiles: latency counts there.
 _SMALL_BYTES = 20 << 20
+#: Of a multiprocessor: registers of each of a warp's threads, and shared memory without what the system keeps.
+_REGISTERS, _SHARED_BYTES = 2048, 225 * 1024
 #: How much of a weight is brought to the L2 cache ahead: above half of its 50 MiB it drives itself out.
 _PREFETCH_BYTES = 20 << 20
 
@@ -24,6 +29,28 @@ def candidates(product: Product, rows: int) -> list[Recipe]:
     else:
         found = _streamed(product, rows, n, k)
     return [Recipe(tile) for tile in dict.fromkeys(found)]
+
+
+def fragment_tiles(product: Product, rows: int) -> list[FragmentTile]:
+    """Tiles of the fragment kernel for `rows` rows that fill the device: about one to four CTAs a multiprocessor."""
+    n, k = product.num_outputs, int(product.weight.shape[1])
+    found = []
+    for warps, turns, cluster in itertools.product((8, 12, 16), range(1, 9), range(1, 9)):
+        # Registers of a thread: x of its share, and the rest.
+        registers = warps * (padded_rows(rows) * turns + 64)
+        if warps * turns * cluster * 64 != k or registers > _REGISTERS:
+            continue
+        min_ctas = 2 if 2 * registers <= _REGISTERS else 1
+        for tiles in (1, 2, 3, 4, 6, 8, 12, 16, 24):
+            if not 112 <= n * cluster // (outputs_of(product) * tiles) <= 520:
+                continue
+            part_tiles = 4 if tiles % 4 == 0 and n > 2048 else 1
+            tile = FragmentTile(turns, tiles, cluster, warps, 1, part_tiles, min_ctas)
+            room = _SHARED_BYTES // min_ctas - tile.shared_bytes(rows)
+            tile = replace(tile, stages=1 + min(room // (64 * 32 * warps), turns * tiles - 1, 8))
+            if tile.stages >= min(3, turns * tiles) and tile.refusal(product, rows) is None:
+                found.append(tile)
+    return found
 
 
 def _one_row(product: Product, n: int, k: int, small: bool) -> Iterator[Tile]:

@@ -25,6 +25,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
         kernel[grid](*arguments, **options)
 
 
+def compiles_only() -> bool:
+    """Whether a kernel that is asked for should be compiled and not run: see `compile_ahead`."""
+    return _compiles_only
+
+
 @contextmanager
 def compile_ahead() -> Iterator[None]:
     """Within the block no kernel of ours runs: each is compiled, and the block's end waits for all.

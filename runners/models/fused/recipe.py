@@ -8,6 +8,7 @@ import torch
 
 from runners.models.fused.activation import silu_and_mul
 from runners.models.fused.argmax import greedy
+from runners.models.fused.fragment_gemm import FragmentTile, product_fragment
 from runners.models.fused.rms_norm import rms_norm, row_squares
 from runners.models.fused.skinny_gemm import (
     OWN_TENSORS,
@@ -26,7 +27,7 @@ from runners.models.fused.skinny_gemm import (
 class Recipe:
     """`tile` None is the vendor's GEMM."""
 
-    tile: Tile | None = None
+    tile: Tile | FragmentTile | None = None
 
     def __str__(self) -> str:
         return "cublas" if self.tile is None else str(self.tile)
@@ -58,7 +59,22 @@ def run_product(
         product = replace(product, norm=None, scaled=False)
     elif product.scaled and rows.squares is None:
         rows = Rows(rows.x, row_squares(rows.x, pdl=pdl))
-    return product_triton(rows, product, residual, recipe.tile, targets=targets, pdl=pdl)
+    return run_tile(rows, product, residual, recipe.tile, targets=targets, pdl=pdl)
+
+
+def run_tile(
+    rows: Rows,
+    product: Product,
+    residual: torch.Tensor | None,
+    tile: Tile | FragmentTile,
+    *,
+    targets: Targets = OWN_TENSORS,
+    pdl: bool = False,
+) -> ProductOutput:
+    """Compute `product` by the kernel that `tile` is of. A `scaled` product reads `rows.squares`."""
+    if isinstance(tile, FragmentTile):
+        return product_fragment(rows, product, residual, tile, targets=targets, pdl=pdl)
+    return product_triton(rows, product, residual, tile, targets=targets, pdl=pdl)
 
 
 def _vendor(

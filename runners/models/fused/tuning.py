@@ -18,6 +18,7 @@ import torch
 
 from runners.attention.base import AttentionBackend
 from runners.attention.triton_backend import AttentionTile, TritonAttentionBackend
+from runners.models.fused.fragment_gemm import FragmentTile
 from runners.models.fused.gemm_choice import PRODUCTS, GemmChoice, bucket
 from runners.models.fused.recipe import VENDOR, Recipe
 from runners.models.fused.skinny_gemm import Product, Tile
@@ -199,7 +200,10 @@ class WinnerTable:
 
 def recipe_of(entry: Mapping[str, Any]) -> Recipe:
     """The recipe of a product's entry."""
-    return VENDOR if entry["tile"] is None else Recipe(Tile(**entry["tile"]))
+    tile = entry["tile"]
+    if tile is None:
+        return VENDOR
+    return Recipe(FragmentTile(**tile) if "turns" in tile else Tile(**tile))
 
 
 #: What tells entries of a table apart, beside their rows.
