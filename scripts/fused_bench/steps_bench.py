@@ -121,7 +121,8 @@ def check(job: Check) -> str:
         return str(check_tile(Shape(dims.heads, dims.kv_heads, dims.head_dim), job.variant, False)["bad"])
     torch.manual_seed(1)
     n, k = dims.shapes()[name]
-    weight = random_product(min(n, _HEAD_OUTPUTS), k, "silu" if name == "gate_up" else "scaled").weight
+    outputs = min(n, _HEAD_OUTPUTS) if name == "head" else n
+    weight = random_product(outputs, k, "silu" if name == "gate_up" else "scaled").weight
     product = replace(shape_product(name, n, k, False, weight), norm=None)
     assert job.variant.tile is not None
     wrong = {

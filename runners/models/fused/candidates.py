@@ -14,6 +14,8 @@ from runners.models.fused.skinny_gemm import Product, Tile
 _SMALL_BYTES = 20 << 20
 #: Of a multiprocessor: registers of each of a warp's threads, and shared memory without what the system keeps.
 _REGISTERS, _SHARED_BYTES = 2048, 225 * 1024
+#: Of an H100 or H200.
+_MULTIPROCESSORS = 132
 #: How much of a weight is brought to the L2 cache ahead: above half of its 50 MiB it drives itself out.
 _PREFETCH_BYTES = 20 << 20
 
@@ -32,25 +34,36 @@ def candidates(product: Product, rows: int) -> list[Recipe]:
 
 
 def fragment_tiles(product: Product, rows: int) -> list[FragmentTile]:
-    """Tiles of the fragment kernel for `rows` rows that fill the device: about one to four CTAs a multiprocessor."""
-    n, k = product.num_outputs, int(product.weight.shape[1])
+    """Tiles of the fragment kernel for `rows` rows of `product` whose CTAs fill the device evenly."""
+    k = int(product.weight.shape[1])
     found = []
-    for warps, turns, cluster in itertools.product((8, 12, 16), range(1, 9), range(1, 9)):
+    for warps, turns, splits in itertools.product((8, 12, 16), range(1, 9), (1, 2, 3, 4, 8)):
         # Registers of a thread: x of its share, and the rest.
         registers = warps * (padded_rows(rows) * turns + 64)
-        if warps * turns * cluster * 64 != k or registers > _REGISTERS:
+        if warps * turns * splits * 64 != k or registers > _REGISTERS:
             continue
         min_ctas = 2 if 2 * registers <= _REGISTERS else 1
-        for tiles in (1, 2, 3, 4, 6, 8, 12, 16, 24):
-            if not 112 <= n * cluster // (outputs_of(product) * tiles) <= 520:
-                continue
-            part_tiles = 4 if tiles % 4 == 0 and n > 2048 else 1
-            tile = FragmentTile(turns, tiles, cluster, warps, 1, part_tiles, min_ctas)
+        for tiles, share in itertools.product(
+            (1, 2, 3, 4, 6, 8, 12, 16, 24), (1, 2, 4) if rows > 8 else (1,)
+        ):
+            part_tiles = 4 if tiles % 4 == 0 and product.num_outputs > 2048 else 1
+            tile = FragmentTile(turns, tiles, splits, share, warps, 1, part_tiles, min_ctas)
             room = _SHARED_BYTES // min_ctas - tile.shared_bytes(rows)
             tile = replace(tile, stages=1 + min(room // (64 * 32 * warps), turns * tiles - 1, 8))
-            if tile.stages >= min(3, turns * tiles) and tile.refusal(product, rows) is None:
+            fits = tile.cluster <= 8 and tile.stages >= min(3, turns * tiles)
+            if fits and tile.refusal(product, rows) is None and _fills(product, tile):
                 found.append(tile)
     return found
+
+
+def _fills(product: Product, tile: FragmentTile) -> bool:
+    """Whether all CTAs are at work at once, or the last round leaves at most a sixth of the places idle."""
+    ctas = product.num_outputs * tile.splits // (outputs_of(product) * tile.tiles)
+    places = _MULTIPROCESSORS * tile.min_ctas
+    rounds = -(-ctas // places)
+    return (
+        6 * ctas >= 5 * _MULTIPROCESSORS and rounds <= 4 and (rounds == 1 or 6 * ctas >= 5 * rounds * places)
+    )
 
 
 def _one_row(product: Product, n: int, k: int, small: bool) -> Iterator[Tile]:

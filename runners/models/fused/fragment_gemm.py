@@ -22,14 +22,16 @@ _CLUSTERS, _FIRST = (9, 0), (8, 0)
 
 @dataclass(frozen=True)
 class FragmentTile:
-    """How the kernel cuts a product up. The inner dimension is `cluster * warps * turns * 64`."""
+    """How the kernel cuts a product up. The inner dimension is `splits * warps * turns * 64`."""
 
     #: Turns of 64 inputs that make up a warp's share of the inner dimension: x of that share is in registers.
     turns: int
     #: Tiles of 16 rows of the weight that a CTA computes.
     tiles: int
-    #: CTAs that share the inner dimension.
-    cluster: int = 1
+    #: CTAs of a cluster that split the inner dimension.
+    splits: int = 1
+    #: For each of those, CTAs that send each other their part of x: 1, 2, 4 or 8.
+    share: int = 1
     warps: int = 8
     #: Turns whose weight is on its way.
     stages: int = 4
@@ -39,7 +41,18 @@ class FragmentTile:
     min_ctas: int = 2
 
     def __str__(self) -> str:
-        return f"frag{self.turns}t{self.tiles}c{self.cluster}w{self.warps}x{self.stages}p{self.part_tiles}o{self.min_ctas}"
+        name = f"frag{self.turns}t{self.tiles}s{self.splits}h{self.share}w{self.warps}x{self.stages}"
+        return f"{name}p{self.part_tiles}o{self.min_ctas}"
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.splits * self.share
+
+    @property
+    def cta_inputs(self) -> int:
+        """Inputs that a CTA multiplies."""
+        return self.warps * self.turns * _TURN
 
     def refusal(self, product: Product, num_rows: int) -> str | None:
         """Why this tile cannot compute `product` of `num_rows` rows; None if it can."""
@@ -48,17 +61,20 @@ class FragmentTile:
             return f"{num_rows} rows are more than {MAX_ROWS}"
         if product.weight.dtype not in _ELEMENTS or product.argmax or product.norm is not None:
             return "it takes bfloat16 and float16, no arg max and no norm that is not folded"
-        if k != self.cluster * self.warps * self.turns * _TURN:
-            return f"its tile has {self.cluster * self.warps * self.turns * _TURN} inputs and the weight {k}"
-        if product.num_outputs % outputs or self.tiles % self.part_tiles:
+        if k != self.splits * self.cta_inputs:
+            return f"its clusters have {self.splits * self.cta_inputs} inputs and the weight {k}"
+        if product.num_outputs % (outputs * self.share) or self.tiles % self.part_tiles:
             return f"its CTAs have {outputs} outputs in parts of {self.part_tiles} tiles, of {product.num_outputs}"
         return None
 
     def shared_bytes(self, num_rows: int) -> int:
         """Shared memory of a CTA for `num_rows` rows."""
-        rows, threads = padded_rows(num_rows), 32 * self.warps
-        sums = 2 * self.warps * rows * _STRIDE + self.tiles * rows * _TILE_ROWS + rows
-        return self.stages * _TURN * threads + 4 * sums
+        rows = padded_rows(num_rows)
+        x_bytes = rows * (2 * self.cta_inputs + 64) if self.share > 1 else 0
+        sums_bytes = 4 * (self.tiles * rows * _TILE_ROWS + rows)
+        return (
+            self.stages * _TURN * 32 * self.warps + max(x_bytes, 8 * self.warps * rows * _STRIDE) + sums_bytes
+        )
 
 
 def outputs_of(product: Product) -> int:
@@ -98,7 +114,8 @@ def product_fragment(
     squares = rows.squares if product.scaled and rows.squares is not None else x
     defines = {
         "ELEMENT": _ELEMENTS[x.dtype], "ROWS": padded_rows(num_rows), "WARPS": tile.warps, "TURNS": tile.turns,
-        "TILES": tile.tiles, "CLUSTER": tile.cluster, "STAGES": tile.stages, "PART_TILES": tile.part_tiles,
+        "TILES": tile.tiles, "SPLITS": tile.splits,
+        "SHARE": tile.share, "STAGES": tile.stages, "PART_TILES": tile.part_tiles,
         "MIN_CTAS": tile.min_ctas, "SCALED": int(product.scaled), "RESIDUAL": int(residual is not None),
         "SILU": int(product.silu), "BIAS": int(product.bias is not None), "PDL": int(pdl),
     }  # fmt: skip
@@ -110,7 +127,7 @@ def product_fragment(
             (x, squares, product.weight, x if product.bias is None else product.bias,
              x if residual is None else residual, out, squares_out, num_rows,
              squares.shape[1] if product.scaled else 0, n, product.eps),
-            grid=n // (outputs_of(product) * tile.tiles) * tile.cluster, threads=32 * tile.warps,
+            grid=n // (outputs_of(product) * tile.tiles) * tile.splits, threads=32 * tile.warps,
             shared_bytes=tile.shared_bytes(num_rows), cluster=tile.cluster, pdl=pdl, device=x.device,
         )  # fmt: skip
     return ProductOutput(Rows(out, None if residual is None else squares_out))
