@@ -12,8 +12,10 @@ from runners.models.fused.skinny_gemm import Product, Tile
 
 #: Weights below this leave less than a full wave of bandwidth-bound tiles: latency counts there.
 _SMALL_BYTES = 20 << 20
-#: Of a multiprocessor: registers of each of a warp's threads, and shared memory without what the system keeps.
-_REGISTERS, _SHARED_BYTES = 2048, 225 * 1024
+#: Of a multiprocessor: registers, and bytes of shared memory without what the system keeps.
+_REGISTERS, _SHARED_BYTES = 65536, 225 * 1024
+#: Of the weight on its way to a CTA, at least.
+_AHEAD_BYTES = 48 * 1024
 #: Of an H100 or H200.
 _MULTIPROCESSORS = 132
 #: How much of a weight is brought to the L2 cache ahead: above half of its 50 MiB it drives itself out.
@@ -37,20 +39,23 @@ def fragment_tiles(product: Product, rows: int) -> list[FragmentTile]:
     """Tiles of the fragment kernel for `rows` rows of `product` whose CTAs fill the device evenly."""
     k = int(product.weight.shape[1])
     found = []
-    for warps, turns, splits in itertools.product((8, 12, 16), range(1, 9), (1, 2, 3, 4, 8)):
-        # Registers of a thread: x of its share, and the rest.
-        registers = warps * (padded_rows(rows) * turns + 64)
-        if warps * turns * splits * 64 != k or registers > _REGISTERS:
+    for warps, turns, splits, bulk in itertools.product(
+        (8, 12, 16), range(1, 9), (1, 2, 3, 4, 8), (False, True)
+    ):
+        if warps * turns * splits * 64 != k:
             continue
-        min_ctas = 2 if 2 * registers <= _REGISTERS else 1
-        for tiles, share in itertools.product(
-            (1, 2, 3, 4, 6, 8, 12, 16, 24), (1, 2, 4) if rows > 8 else (1,)
-        ):
+        # Of a thread: x of its share, and the rest.
+        registers = padded_rows(rows) * turns + 40
+        min_ctas = 2 if registers <= _REGISTERS // (64 * warps) else 1
+        if registers > min(255, _REGISTERS // (32 * warps)):
+            continue
+        for tiles in (1, 2, 3, 4, 6, 8, 12, 16, 24):
             part_tiles = 4 if tiles % 4 == 0 and product.num_outputs > 2048 else 1
-            tile = FragmentTile(turns, tiles, splits, share, warps, 1, part_tiles, min_ctas)
+            tile = FragmentTile(turns, tiles, splits, warps, 1, part_tiles, min_ctas, bulk)
+            stage_bytes = replace(tile, stages=2).shared_bytes(rows) - tile.shared_bytes(rows)
             room = _SHARED_BYTES // min_ctas - tile.shared_bytes(rows)
-            tile = replace(tile, stages=1 + min(room // (64 * 32 * warps), turns * tiles - 1, 8))
-            fits = tile.cluster <= 8 and tile.stages >= min(3, turns * tiles)
+            tile = replace(tile, stages=1 + min(room // stage_bytes, turns * tiles - 1, 8))
+            fits = tile.stages * stage_bytes >= min(_AHEAD_BYTES, turns * tiles * stage_bytes)
             if fits and tile.refusal(product, rows) is None and _fills(product, tile):
                 found.append(tile)
     return found

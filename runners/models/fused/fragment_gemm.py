@@ -11,7 +11,7 @@ from runners.models.fused.launch import compiles_only
 from runners.models.fused.nvrtc import architecture_of, compile_cubin, is_available, launch_cuda
 from runners.models.fused.skinny_gemm import OWN_TENSORS, Product, ProductOutput, Rows, Targets
 
-_SOURCE = Path(__file__).parent / "kernels" / "fragment_gemm.cu"
+_SOURCES = Path(__file__).parent / "kernels"
 #: Inputs of one turn of a warp, rows of the weight of a tile, floats between two rows of partial sums.
 _TURN, _TILE_ROWS, _STRIDE = 64, 16, 20
 MAX_ROWS = 32
@@ -30,8 +30,6 @@ class FragmentTile:
     tiles: int
     #: CTAs of a cluster that split the inner dimension.
     splits: int = 1
-    #: For each of those, CTAs that send each other their part of x: 1, 2, 4 or 8.
-    share: int = 1
     warps: int = 8
     #: Turns whose weight is on its way.
     stages: int = 4
@@ -39,15 +37,12 @@ class FragmentTile:
     part_tiles: int = 1
     #: CTAs for which the registers of a multiprocessor must suffice.
     min_ctas: int = 2
+    #: The weight comes by bulk copies of the first warp, not by copies of each thread.
+    bulk: bool = False
 
     def __str__(self) -> str:
-        name = f"frag{self.turns}t{self.tiles}s{self.splits}h{self.share}w{self.warps}x{self.stages}"
-        return f"{name}p{self.part_tiles}o{self.min_ctas}"
-
-    @property
-    def cluster(self) -> int:
-        """CTAs of a cluster."""
-        return self.splits * self.share
+        name = f"{'bulk' if self.bulk else 'frag'}{self.turns}t{self.tiles}s{self.splits}w{self.warps}"
+        return f"{name}x{self.stages}p{self.part_tiles}o{self.min_ctas}"
 
     @property
     def cta_inputs(self) -> int:
@@ -63,18 +58,16 @@ class FragmentTile:
             return "it takes bfloat16 and float16, no arg max and no norm that is not folded"
         if k != self.splits * self.cta_inputs:
             return f"its clusters have {self.splits * self.cta_inputs} inputs and the weight {k}"
-        if product.num_outputs % (outputs * self.share) or self.tiles % self.part_tiles:
+        if product.num_outputs % outputs or self.tiles % self.part_tiles:
             return f"its CTAs have {outputs} outputs in parts of {self.part_tiles} tiles, of {product.num_outputs}"
         return None
 
     def shared_bytes(self, num_rows: int) -> int:
         """Shared memory of a CTA for `num_rows` rows."""
         rows = padded_rows(num_rows)
-        x_bytes = rows * (2 * self.cta_inputs + 64) if self.share > 1 else 0
-        sums_bytes = 4 * (self.tiles * rows * _TILE_ROWS + rows)
-        return (
-            self.stages * _TURN * 32 * self.warps + max(x_bytes, 8 * self.warps * rows * _STRIDE) + sums_bytes
-        )
+        sums = 2 * self.warps * rows * _STRIDE + self.tiles * rows * _TILE_ROWS + rows
+        stage_bytes = _TILE_ROWS * (2 * _TURN * self.warps + (64 if self.bulk else 0))
+        return self.stages * stage_bytes + 4 * sums
 
 
 def outputs_of(product: Product) -> int:
@@ -89,7 +82,7 @@ def padded_rows(num_rows: int) -> int:
 
 def is_supported(device: torch.device, tile: FragmentTile | None = None) -> bool:
     """Whether the kernel runs on `device`, by `tile` if given."""
-    least = _CLUSTERS if tile is not None and tile.cluster > 1 else _FIRST
+    least = _CLUSTERS if tile is not None and tile.splits > 1 else _FIRST
     return device.type == "cuda" and is_available() and torch.cuda.get_device_capability(device) >= least
 
 
@@ -119,15 +112,17 @@ def product_fragment(
         "MIN_CTAS": tile.min_ctas, "SCALED": int(product.scaled), "RESIDUAL": int(residual is not None),
         "SILU": int(product.silu), "BIAS": int(product.bias is not None), "PDL": int(pdl),
     }  # fmt: skip
+    name = "bulk_gemm" if tile.bulk else "fragment_gemm"
+    source = _SOURCES / f"{name}.cu"
     if compiles_only():
-        compile_cubin(_SOURCE, architecture_of(x.device), tuple(defines.items()))
+        compile_cubin(source, architecture_of(x.device), tuple(defines.items()))
     else:
         launch_cuda(
-            _SOURCE, "fragment_gemm", defines,
+            source, name, defines,
             (x, squares, product.weight, x if product.bias is None else product.bias,
              x if residual is None else residual, out, squares_out, num_rows,
              squares.shape[1] if product.scaled else 0, n, product.eps),
             grid=n // (outputs_of(product) * tile.tiles) * tile.splits, threads=32 * tile.warps,
-            shared_bytes=tile.shared_bytes(num_rows), cluster=tile.cluster, pdl=pdl, device=x.device,
+            shared_bytes=tile.shared_bytes(num_rows), cluster=tile.splits, pdl=pdl, device=x.device,
         )  # fmt: skip
     return ProductOutput(Rows(out, None if residual is None else squares_out))

@@ -1,0 +1,304 @@
+// GEMM of few rows with a wide weight, read by bulk copies and multiplied as tensor-core fragments.
+//
+// The weight is the tall operand of mma.m16n8k16. A stage is 64 inputs of each warp for 16 rows of the weight;
+// STAGES of them are on their way, the first ahead of the wait for the kernel before. The inner dimension is permuted so that a thread reads its fragments 16 bytes at a time: within 32
+// inputs thread t of a row's four takes the 8 from 8t on, of the weight and of x alike. The rows of x stay in
+// registers, a warp's share of the inputs for all of its tiles. Partial sums are added over warps in shared memory,
+// over the CTAs of a cluster, which split the inner dimension, through theirs, always in the same order.
+//
+// Compiled by NVRTC with, by -D: ELEMENT (0 bf16, 1 fp16), ROWS (multiple of 8), WARPS, TURNS (64
+// inputs each, of a warp), TILES (of 16 weight rows, of a CTA), SPLITS (CTAs of a cluster), STAGES, PART_TILES
+// (tiles behind one sum of squares), MIN_CTAS, and 0 or 1 each: SCALED, RESIDUAL, SILU, BIAS, PDL.
+// The inner dimension is SPLITS * WARPS * TURNS * 64; the grid num_tiles / TILES * SPLITS CTAs.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned long long u64;
+
+constexpr int THREADS = WARPS * 32, ALL_TURNS = TILES * TURNS;
+constexpr int NUM_N = ROWS / 8;
+constexpr int STRIDE = 20;  // Floats between rows of partial sums: 16 and 4 to keep the banks apart.
+constexpr int PARTS = TILES / PART_TILES;
+constexpr int CTA_INPUTS = WARPS * TURNS * 64;
+constexpr int CTA_ROWS = (ROWS + SPLITS - 1) / SPLITS;  // That it finishes.
+constexpr int ITEMS = CTA_ROWS * PARTS, TURN_ITEMS = THREADS / 8;
+constexpr int ROW_BYTES = WARPS * 128, ROW_STRIDE = ROW_BYTES + 64;  // Of a stage: 64 keep the banks apart.
+constexpr int STAGE_BYTES = 16 * ROW_STRIDE;
+constexpr int OUTPUTS = SILU ? 8 : 16;  // Of a tile: with SILU its rows are 8 of the gate and the same 8 of up.
+
+__device__ __forceinline__ float widen(u16 bits) {
+#if ELEMENT == 0
+    return __uint_as_float(u32(bits) << 16);
+#else
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
+    return wide;
+#endif
+}
+
+__device__ __forceinline__ u32 narrow(float low, float high) {
+    u32 pair;
+#if ELEMENT == 0
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#endif
+    return pair;
+}
+
+__device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if ELEMENT == 0
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#endif
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void copy_row(u32 to, const u16* from, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        ::"r"(to), "l"(from), "r"(ROW_BYTES), "r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void wait_for(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\n"
+        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_fragment(u32 at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+    return v;
+}
+
+// Two sums of the CTA of that rank in the cluster.
+__device__ __forceinline__ float2 load_pair(const float* mine, u32 rank) {
+    float2 v;
+    if constexpr (SPLITS == 1) {
+        v = *reinterpret_cast<const float2*>(mine);
+    } else {
+        u32 at = u32(__cvta_generic_to_shared(mine)), there;
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+        asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(there) : "memory");
+    }
+    return v;
+}
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) bulk_gemm(
+    const u16* x,  // [num_rows, k]
+    const float* squares,  // [num_rows, num_squares]: sums of squares of parts of x's rows, with SCALED
+    const u16* w,  // [n, k], or [2 * n, k] with SILU: gate rows, then up rows
+    const u16* bias,  // [n], with BIAS
+    const u16* residual,  // [num_rows, n], with RESIDUAL
+    u16* out,  // [num_rows, n]
+    float* squares_out,  // [num_rows, n / (16 * PART_TILES)], with RESIDUAL
+    int num_rows, int num_squares, int n, float eps) {
+    constexpr int K = SPLITS * CTA_INPUTS;
+    extern __shared__ __align__(16) char shared[];
+    float* partial = reinterpret_cast<float*>(shared + STAGES * STAGE_BYTES);  // [2][WARPS][ROWS][STRIDE]
+    float* sums = partial + 2 * WARPS * ROWS * STRIDE;  // [TILES][ROWS][16]
+    float* scale = sums + TILES * ROWS * 16;  // [ROWS]
+    __shared__ u64 barriers[2 * STAGES];  // A stage is full; a stage is free.
+
+#if PDL
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+    const int split = blockIdx.x % SPLITS, first_tile = blockIdx.x / SPLITS * TILES;
+    const u32 stages = u32(__cvta_generic_to_shared(shared)), full = u32(__cvta_generic_to_shared(barriers));
+    const u32 free = full + 8 * STAGES;
+    if (thread == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(full + 8 * s) : "memory");
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(free + 8 * s), "n"(WARPS) : "memory");
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+
+    // The first warp copies: a lane a row of each stage, the turns of a tile, then those of the next tile.
+    const u64 row = SILU && lane >= 8 ? u64(n) + first_tile * 8 + lane - 8 : u64(first_tile) * OUTPUTS + lane;
+    const u16* from = w + row * K + split * CTA_INPUTS;
+    int copied = 0, copied_of_tile = 0;
+    auto copy_stage = [&](int stage) {
+        if (lane == 0)
+            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full + 8 * stage), "n"(16 * ROW_BYTES) : "memory");
+        if (lane < 16) copy_row(stages + stage * STAGE_BYTES + lane * ROW_STRIDE, from, full + 8 * stage);
+        copied++;
+        from += WARPS * 64;
+        if (++copied_of_tile == TURNS) {
+            copied_of_tile = 0;
+            from += u64(OUTPUTS) * K - CTA_INPUTS;
+        }
+    };
+    if (warp == 0) {
+        for (int s = 0; s < STAGES && s < ALL_TURNS; s++) copy_stage(s);
+    }
+
+#if PDL
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+    // What the end needs of the residual stream is asked for now.
+    const int m = thread % 8 * 2;
+#if RESIDUAL
+    u32 before[(ITEMS + TURN_ITEMS - 1) / TURN_ITEMS][PART_TILES];
+#pragma unroll
+    for (int i = 0; i * TURN_ITEMS < ITEMS; i++) {
+        const int item = i * TURN_ITEMS + thread / 8, row = split + SPLITS * (item % CTA_ROWS);
+        const u64 from = u64(row) * n + (first_tile + item / CTA_ROWS * PART_TILES) * 16 + m;
+#pragma unroll
+        for (int p = 0; p < PART_TILES; p++)
+            before[i][p] = item < ITEMS && row < num_rows ? *reinterpret_cast<const u32*>(residual + from + 16 * p) : 0;
+    }
+#endif
+    const int first_k = split * CTA_INPUTS + warp * 64 + 8 * t;
+    uint4 b[TURNS][2][NUM_N];
+#pragma unroll
+    for (int i = 0; i < NUM_N; i++) {
+        // A row that is none: another one's values, whose products are not stored.
+        const u16* row = x + u64(min(8 * i + g, num_rows - 1)) * K + first_k;
+#pragma unroll
+        for (int c = 0; c < TURNS; c++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) b[c][h][i] = *reinterpret_cast<const uint4*>(row + c * (WARPS * 64) + 32 * h);
+    }
+#if SCALED
+    for (int row = warp; row < num_rows; row += WARPS) {
+        float sum = 0;
+        for (int i = lane; i < num_squares; i += 32) sum += squares[row * num_squares + i];
+        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+        if (lane == 0) scale[row] = rsqrtf(sum / K + eps);
+    }
+#endif
+
+    int stage = 0;
+    u32 parity = 0;
+    const u32 mine = stages + g * ROW_STRIDE + warp * 128 + 16 * t;
+#pragma unroll 1
+    for (int tile = 0; tile < TILES; tile++) {
+        float acc[NUM_N][4] = {};
+#pragma unroll
+        for (int c = 0; c < TURNS; c++) {
+            wait_for(full + 8 * stage, parity);
+            const u32 at = mine + stage * STAGE_BYTES;
+            uint4 a[2], a_below[2];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                a[h] = load_fragment(at + 64 * h);
+                a_below[h] = load_fragment(at + 64 * h + 8 * ROW_STRIDE);
+            }
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+#pragma unroll
+                for (int i = 0; i < NUM_N; i++)
+                    multiply(acc[i], a[h].x, a_below[h].x, a[h].y, a_below[h].y, b[c][h][i].x, b[c][h][i].y);
+#pragma unroll
+                for (int i = 0; i < NUM_N; i++)
+                    multiply(acc[i], a[h].z, a_below[h].z, a[h].w, a_below[h].w, b[c][h][i].z, b[c][h][i].w);
+            }
+            // The fragments are in registers: the products above needed them.
+            __syncwarp();
+            if (lane == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(free + 8 * stage) : "memory");
+            // The stage of the turn before, which the other warps have most likely left too.
+            if (warp == 0 && (tile > 0 || c > 0) && copied < ALL_TURNS) {
+                const int before = stage == 0 ? STAGES - 1 : stage - 1;
+                wait_for(free + 8 * before, stage == 0 ? parity ^ 1 : parity);
+                copy_stage(before);
+            }
+            if (++stage == STAGES) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+        float* own = partial + ((tile % 2) * WARPS + warp) * (ROWS * STRIDE);
+#pragma unroll
+        for (int i = 0; i < NUM_N; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) own[(8 * i + 2 * t + j % 2) * STRIDE + g + 8 * (j / 2)] = acc[i][j];
+        }
+        __syncthreads();
+        for (int pair = thread; pair < ROWS * 8; pair += THREADS) {
+            const float* from = partial + (tile % 2) * (WARPS * ROWS * STRIDE) + pair / 8 * STRIDE + pair % 8 * 2;
+            float2 sum = *reinterpret_cast<const float2*>(from);
+#pragma unroll
+            for (int i = 1; i < WARPS; i++) {
+                const float2 more = *reinterpret_cast<const float2*>(from + i * (ROWS * STRIDE));
+                sum.x += more.x;
+                sum.y += more.y;
+            }
+            *reinterpret_cast<float2*>(sums + (tile * ROWS + pair / 8) * 16 + pair % 8 * 2) = sum;
+        }
+    }
+    if constexpr (SPLITS == 1) {
+        __syncthreads();
+    } else {
+        cluster_arrive();
+        cluster_wait();
+    }
+
+    // Each CTA of a cluster finishes its share of the rows; 8 threads a row and part, of two columns each.
+#pragma unroll
+    for (int i = 0; i * TURN_ITEMS < ITEMS; i++) {
+        const int item = i * TURN_ITEMS + thread / 8, row = split + SPLITS * (item % CTA_ROWS), part = item / CTA_ROWS;
+        const bool valid = item < ITEMS && row < num_rows && m < OUTPUTS;
+        float total = 0;
+        if (valid) {
+#pragma unroll
+            for (int p = 0; p < PART_TILES; p++) {
+                const int tile = part * PART_TILES + p;
+                const float* at = sums + (tile * ROWS + row) * 16 + m;
+                float2 v = load_pair(at, 0), up = SILU ? load_pair(at + 8, 0) : v;
+#pragma unroll
+                for (int r = 1; r < SPLITS; r++) {
+                    const float2 more = load_pair(at, r);
+                    v.x += more.x;
+                    v.y += more.y;
+                    if (SILU) {
+                        const float2 more_up = load_pair(at + 8, r);
+                        up.x += more_up.x;
+                        up.y += more_up.y;
+                    }
+                }
+                const int column = (first_tile + tile) * OUTPUTS + m;
+                const u64 to = u64(row) * n + column;
+#if SCALED
+                v.x *= scale[row];
+                v.y *= scale[row];
+                up.x *= scale[row];
+                up.y *= scale[row];
+#endif
+#if SILU
+                v.x = v.x / (1 + __expf(-v.x)) * up.x;
+                v.y = v.y / (1 + __expf(-v.y)) * up.y;
+#endif
+#if BIAS
+                v.x += widen(bias[column]);
+                v.y += widen(bias[column + 1]);
+#endif
+#if RESIDUAL
+                v.x += widen(u16(before[i][p]));
+                v.y += widen(u16(before[i][p] >> 16));
+#endif
+                const u32 pair = narrow(v.x, v.y);
+                *reinterpret_cast<u32*>(out + to) = pair;
+                const float low = widen(u16(pair)), high = widen(u16(pair >> 16));
+                total += low * low + high * high;
+            }
+        }
+#if RESIDUAL
+        for (int step = 4; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
+        if (valid && m == 0) squares_out[row * (n / (16 * PART_TILES)) + first_tile / PART_TILES + part] = total;
+#endif
+    }
+    // Another CTA may still read this one's sums.
+    if constexpr (SPLITS > 1) {
+        cluster_arrive();
+        cluster_wait();
+    }
+}
