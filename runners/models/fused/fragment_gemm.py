@@ -108,7 +108,7 @@ def product_fragment(
     defines = {
         "ELEMENT": _ELEMENTS[x.dtype], "ROWS": padded_rows(num_rows), "WARPS": tile.warps, "TURNS": tile.turns,
         "TILES": tile.tiles, "SPLITS": tile.splits,
-        "SHARE": tile.share, "STAGES": tile.stages, "PART_TILES": tile.part_tiles,
+        "STAGES": tile.stages, "PART_TILES": tile.part_tiles,
         "MIN_CTAS": tile.min_ctas, "SCALED": int(product.scaled), "RESIDUAL": int(residual is not None),
         "SILU": int(product.silu), "BIAS": int(product.bias is not None), "PDL": int(pdl),
     }  # fmt: skip

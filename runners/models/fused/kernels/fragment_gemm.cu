@@ -5,14 +5,12 @@
 // ahead, the first ones ahead of the wait for the kernel before. The inner dimension is permuted to make that
 // possible: within 32 inputs thread t of a row's four takes the 8 from 8t on, of the weight and of x alike. The
 // rows of x stay in registers, a warp's share of the inputs for all of its tiles. Partial sums are added over
-// warps in shared memory, over the CTAs that split the inner dimension through theirs, always in the same order.
-//
-// A cluster is SPLITS * SHARE CTAs: SPLITS shares of the inner dimension, and for each SHARE CTAs with tiles of
-// their own, which all need the same part of x: each reads some of its rows and sends them to all of them.
+// warps in shared memory, over the CTAs of a cluster, which split the inner dimension, through theirs, always in the
+// same order.
 //
 // Compiled by NVRTC with, by -D: ELEMENT (0 bf16, 1 fp16), ROWS (multiple of 8), WARPS, TURNS (64 inputs each,
-// of a warp), TILES (of 16 weight rows, of a CTA), SPLITS, SHARE, STAGES, PART_TILES (tiles behind one sum of
-// squares), MIN_CTAS, and 0 or 1 each: SCALED, RESIDUAL, SILU, BIAS, PDL.
+// of a warp), TILES (of 16 weight rows, of a CTA), SPLITS (CTAs of a cluster), STAGES,
+// PART_TILES (tiles behind one sum of squares), MIN_CTAS, and 0 or 1 each: SCALED, RESIDUAL, SILU, BIAS, PDL.
 // The inner dimension is SPLITS * WARPS * TURNS * 64; the grid num_tiles / TILES * SPLITS CTAs.
 
 typedef unsigned int u32;
@@ -26,8 +24,6 @@ constexpr int PARTS = TILES / PART_TILES;
 constexpr int CTA_INPUTS = WARPS * TURNS * 64;
 constexpr int CTA_ROWS = (ROWS + SPLITS - 1) / SPLITS;  // That it finishes.
 constexpr int ITEMS = CTA_ROWS * PARTS, TURN_ITEMS = THREADS / 8;
-constexpr int X_STRIDE = 2 * CTA_INPUTS + 64;  // Bytes between rows of x in shared memory: 64 to keep the banks apart.
-constexpr int X_BYTES = SHARE > 1 ? ROWS * X_STRIDE : 0, PARTIAL_BYTES = 2 * WARPS * ROWS * STRIDE * 4;
 constexpr int OUTPUTS = SILU ? 8 : 16;  // Of a tile: with SILU its rows are 8 of the gate and the same 8 of up.
 
 __device__ __forceinline__ float widen(u16 bits) {
@@ -94,19 +90,6 @@ __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster
 
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// Reads a row of x into the shared memory of every CTA in `mask`, at the same place.
-__device__ __forceinline__ void send_row(u32 to, const u16* from, u32 barrier, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
-        ::"r"(to), "l"(from), "r"(2 * CTA_INPUTS), "r"(barrier), "h"(mask) : "memory");
-}
-
-__device__ __forceinline__ void wait_for_rows(u32 barrier) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\n"
-        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], 0;\n@!done bra again;\n}" ::"r"(barrier) : "memory");
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_gemm(
     const u16* x,  // [num_rows, k]
     const float* squares,  // [num_rows, num_squares]: sums of squares of parts of x's rows, with SCALED
@@ -118,29 +101,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_gemm(
     int num_rows, int num_squares, int n, float eps) {
     constexpr int K = SPLITS * CTA_INPUTS;
     extern __shared__ __align__(16) char shared[];
-    // x, once it is in registers, gives way to partial sums: [2][WARPS][ROWS][STRIDE].
-    char* x_shared = shared + STAGES * 64 * THREADS;
-    float* partial = reinterpret_cast<float*>(x_shared);
-    float* sums = reinterpret_cast<float*>(x_shared + (X_BYTES > PARTIAL_BYTES ? X_BYTES : PARTIAL_BYTES));  // [TILES][ROWS][16]
+    float* partial = reinterpret_cast<float*>(shared + STAGES * 64 * THREADS);  // [2][WARPS][ROWS][STRIDE]
+    float* sums = partial + 2 * WARPS * ROWS * STRIDE;  // [TILES][ROWS][16]
     float* scale = sums + TILES * ROWS * 16;  // [ROWS]
-    __shared__ u64 rows_arrived;
 
 #if PDL
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-    const int rank = blockIdx.x % (SPLITS * SHARE), split = rank / SHARE, share = rank % SHARE;
-    const int first_tile = (blockIdx.x / (SPLITS * SHARE) * SHARE + share) * TILES;
+    const int split = blockIdx.x % SPLITS, first_tile = blockIdx.x / SPLITS * TILES;
     const int first_k = (split * WARPS + warp) * (TURNS * 64) + 8 * t;
-    const u32 barrier = u32(__cvta_generic_to_shared(&rows_arrived));
-    if constexpr (SHARE > 1) {
-        if (thread == 0) {
-            asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barrier) : "memory");
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(num_rows * 2 * CTA_INPUTS) : "memory");
-        }
-        cluster_arrive();
-    }
 
     // Where the next turn to be copied lies: the turns of a tile, then those of the next tile.
     const u64 below = SILU ? u64(n) * K : u64(8) * K;
@@ -162,17 +132,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_gemm(
 #pragma unroll
     for (int s = 0; s < STAGES; s++) copy_next(s);
 
-    // Nothing is sent before every CTA waits for it.
-    if constexpr (SHARE > 1) cluster_wait();
 #if PDL
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-    if constexpr (SHARE > 1) {
-        const int row = share + SHARE * thread;
-        const u16 mask = ((1 << SHARE) - 1) << (split * SHARE);
-        if (row < num_rows)
-            send_row(u32(__cvta_generic_to_shared(x_shared)) + row * X_STRIDE, x + u64(row) * K + split * CTA_INPUTS, barrier, mask);
-    }
     // What the end needs of the residual stream is asked for now.
     const int m = thread % 8 * 2;
 #if RESIDUAL
@@ -187,18 +149,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_gemm(
     }
 #endif
     uint4 b[TURNS][2][NUM_N];
-    if constexpr (SHARE > 1) wait_for_rows(barrier);
 #pragma unroll
     for (int i = 0; i < NUM_N; i++) {
-        // A row that is none: another one's values, or any at all, whose products are not stored.
+        // A row that is none: another one's values, whose products are not stored.
         const u16* row = x + u64(min(8 * i + g, num_rows - 1)) * K + first_k;
-        const char* row_shared = x_shared + (8 * i + g) * X_STRIDE + 2 * (first_k - split * CTA_INPUTS);
 #pragma unroll
         for (int c = 0; c < TURNS; c++)
 #pragma unroll
-            for (int h = 0; h < 2; h++)
-                b[c][h][i] = SHARE > 1 ? *reinterpret_cast<const uint4*>(row_shared + 128 * c + 64 * h)
-                                       : *reinterpret_cast<const uint4*>(row + 64 * c + 32 * h);
+            for (int h = 0; h < 2; h++) b[c][h][i] = *reinterpret_cast<const uint4*>(row + 64 * c + 32 * h);
     }
 #if SCALED
     for (int row = warp; row < num_rows; row += WARPS) {
@@ -209,7 +167,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_gemm(
     }
 #endif
 
-    if constexpr (SHARE > 1) __syncthreads();
     int slot = 0;
 #pragma unroll 1
     for (int tile = 0; tile < TILES; tile++) {
@@ -274,14 +231,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_gemm(
             for (int p = 0; p < PART_TILES; p++) {
                 const int tile = part * PART_TILES + p;
                 const float* at = sums + (tile * ROWS + row) * 16 + m;
-                float2 v = load_pair(at, share), up = SILU ? load_pair(at + 8, share) : v;
+                float2 v = load_pair(at, 0), up = SILU ? load_pair(at + 8, 0) : v;
 #pragma unroll
                 for (int r = 1; r < SPLITS; r++) {
-                    const float2 more = load_pair(at, r * SHARE + share);
+                    const float2 more = load_pair(at, r);
                     v.x += more.x;
                     v.y += more.y;
                     if (SILU) {
-                        const float2 more_up = load_pair(at + 8, r * SHARE + share);
+                        const float2 more_up = load_pair(at + 8, r);
                         up.x += more_up.x;
                         up.y += more_up.y;
                     }
