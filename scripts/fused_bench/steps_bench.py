@@ -234,12 +234,13 @@ def search(step: Step, variants: Mapping[str, list[Any]]) -> dict[str, Any]:
             times = ms_by_part.setdefault(name, {})
             if turn:
                 some = sorted((v for v in some if str(v) in times), key=lambda v: times[str(v)])[:3]
+                best = step.ms(2 * _REPLAYS)
             kept = step.choice()[name]
             times.setdefault(str(kept), best)
             for variant in some:
                 step.set({name: variant})
                 try:
-                    took = step.ms()
+                    took = step.ms((turn + 1) * _REPLAYS)
                 except Exception as error:  # A variant that does not fit the device is a row, not a failure.
                     errors[f"{name} {variant}"] = f"{type(error).__name__}: {str(error)[:160]}"
                     continue

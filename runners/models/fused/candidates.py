@@ -39,23 +39,20 @@ def fragment_tiles(product: Product, rows: int) -> list[FragmentTile]:
     """Tiles of the fragment kernel for `rows` rows of `product` whose CTAs fill the device evenly."""
     k = int(product.weight.shape[1])
     found = []
-    for warps, turns, splits, bulk in itertools.product(
-        (8, 12, 16), range(1, 9), (1, 2, 3, 4, 8), (False, True)
-    ):
+    for warps, turns, splits in itertools.product((4, 8, 12, 16), range(1, 9), (1, 2, 3, 4, 8)):
         if warps * turns * splits * 64 != k:
             continue
         # Of a thread: x of its share, and the rest.
         registers = padded_rows(rows) * turns + 40
-        min_ctas = 2 if registers <= _REGISTERS // (64 * warps) else 1
         if registers > min(255, _REGISTERS // (32 * warps)):
             continue
+        min_ctas = min(4 if warps == 4 else 2, _REGISTERS // (32 * warps * registers))
         for tiles in (1, 2, 3, 4, 6, 8, 12, 16, 24):
             part_tiles = 4 if tiles % 4 == 0 and product.num_outputs > 2048 else 1
-            tile = FragmentTile(turns, tiles, splits, warps, 1, part_tiles, min_ctas, bulk)
-            stage_bytes = replace(tile, stages=2).shared_bytes(rows) - tile.shared_bytes(rows)
+            tile = FragmentTile(turns, tiles, splits, warps, 1, part_tiles, min_ctas)
             room = _SHARED_BYTES // min_ctas - tile.shared_bytes(rows)
-            tile = replace(tile, stages=1 + min(room // stage_bytes, turns * tiles - 1, 8))
-            fits = tile.stages * stage_bytes >= min(_AHEAD_BYTES, turns * tiles * stage_bytes)
+            tile = replace(tile, stages=1 + min(room // tile.stage_bytes, turns * tiles - 1, 8))
+            fits = tile.stages * tile.stage_bytes >= min(_AHEAD_BYTES, turns * tiles * tile.stage_bytes)
             if fits and tile.refusal(product, rows) is None and _fills(product, tile):
                 found.append(tile)
     return found

@@ -11,7 +11,7 @@ from runners.models.fused.launch import compiles_only
 from runners.models.fused.nvrtc import architecture_of, compile_cubin, is_available, launch_cuda
 from runners.models.fused.skinny_gemm import OWN_TENSORS, Product, ProductOutput, Rows, Targets
 
-_SOURCES = Path(__file__).parent / "kernels"
+_SOURCE = Path(__file__).parent / "kernels" / "fragment_gemm.cu"
 #: Inputs of one turn of a warp, rows of the weight of a tile, floats between two rows of partial sums.
 _TURN, _TILE_ROWS, _STRIDE = 64, 16, 20
 MAX_ROWS = 32
@@ -37,17 +37,20 @@ class FragmentTile:
     part_tiles: int = 1
     #: CTAs for which the registers of a multiprocessor must suffice.
     min_ctas: int = 2
-    #: The weight comes by bulk copies of the first warp, not by copies of each thread.
-    bulk: bool = False
 
     def __str__(self) -> str:
-        name = f"{'bulk' if self.bulk else 'frag'}{self.turns}t{self.tiles}s{self.splits}w{self.warps}"
+        name = f"frag{self.turns}t{self.tiles}s{self.splits}w{self.warps}"
         return f"{name}x{self.stages}p{self.part_tiles}o{self.min_ctas}"
 
     @property
     def cta_inputs(self) -> int:
         """Inputs that a CTA multiplies."""
         return self.warps * self.turns * _TURN
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of the weight that the warps of a CTA copy in a turn."""
+        return 2 * _TURN * _TILE_ROWS * self.warps
 
     def refusal(self, product: Product, num_rows: int) -> str | None:
         """Why this tile cannot compute `product` of `num_rows` rows; None if it can."""
@@ -66,8 +69,7 @@ class FragmentTile:
         """Shared memory of a CTA for `num_rows` rows."""
         rows = padded_rows(num_rows)
         sums = 2 * self.warps * rows * _STRIDE + self.tiles * rows * _TILE_ROWS + rows
-        stage_bytes = _TILE_ROWS * (2 * _TURN * self.warps + (64 if self.bulk else 0))
-        return self.stages * stage_bytes + 4 * sums
+        return self.stages * self.stage_bytes + 4 * sums
 
 
 def outputs_of(product: Product) -> int:
@@ -107,18 +109,15 @@ def product_fragment(
     squares = rows.squares if product.scaled and rows.squares is not None else x
     defines = {
         "ELEMENT": _ELEMENTS[x.dtype], "ROWS": padded_rows(num_rows), "WARPS": tile.warps, "TURNS": tile.turns,
-        "TILES": tile.tiles, "SPLITS": tile.splits,
-        "STAGES": tile.stages, "PART_TILES": tile.part_tiles,
+        "TILES": tile.tiles, "SPLITS": tile.splits, "STAGES": tile.stages, "PART_TILES": tile.part_tiles,
         "MIN_CTAS": tile.min_ctas, "SCALED": int(product.scaled), "RESIDUAL": int(residual is not None),
         "SILU": int(product.silu), "BIAS": int(product.bias is not None), "PDL": int(pdl),
     }  # fmt: skip
-    name = "bulk_gemm" if tile.bulk else "fragment_gemm"
-    source = _SOURCES / f"{name}.cu"
     if compiles_only():
-        compile_cubin(source, architecture_of(x.device), tuple(defines.items()))
+        compile_cubin(_SOURCE, architecture_of(x.device), tuple(defines.items()))
     else:
         launch_cuda(
-            source, name, defines,
+            _SOURCE, "fragment_gemm", defines,
             (x, squares, product.weight, x if product.bias is None else product.bias,
              x if residual is None else residual, out, squares_out, num_rows,
              squares.shape[1] if product.scaled else 0, n, product.eps),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from runners.models.fused.activation import silu_and_mul
+from runners.models.fused.activation import RowScale, silu_and_mul
 from runners.models.fused.argmax import greedy
 from runners.models.fused.fragment_gemm import FragmentTile, product_fragment
 from runners.models.fused.rms_norm import rms_norm, row_squares
@@ -53,7 +53,7 @@ def run_product(
     if not rows.x.is_cuda:
         return product_torch(rows.x, product, residual, targets)
     if recipe.tile is None:
-        return _vendor(rows.x, product, residual, targets, pdl)
+        return _vendor(rows, product, residual, targets, pdl)
     if product.norm is not None:
         rows = Rows(rms_norm(rows.x, product.norm, product.eps, pdl=pdl))
         product = replace(product, norm=None, scaled=False)
@@ -78,14 +78,28 @@ def run_tile(
 
 
 def _vendor(
-    x: torch.Tensor, product: Product, residual: torch.Tensor | None, targets: Targets, pdl: bool
+    rows: Rows, product: Product, residual: torch.Tensor | None, targets: Targets, pdl: bool
 ) -> ProductOutput:
+    x, scale = rows.x, None
     if product.scaled:
-        x = rms_norm(x, product.norm, product.eps, pdl=pdl)
+        scale = _late_scale(rows, product)
+        if scale is None:
+            x = rms_norm(x, product.norm, product.eps, pdl=pdl)
     if residual is not None:
         out = torch.addmm(residual, x, product.weight.t())
         return ProductOutput(Rows(out if product.bias is None else out + product.bias))
     out = linear(x, product, targets)
     if product.silu:
-        out = silu_and_mul(out, pdl=pdl)
+        out = silu_and_mul(out, scale, pdl=pdl)
     return ProductOutput(Rows(out), greedy(out, out=targets.token_ids, pdl=pdl) if product.argmax else None)
+
+
+def _late_scale(rows: Rows, product: Product) -> RowScale | None:
+    """The scale of the input's norm, if the kernel behind the product can apply it: a kernel less.
+
+    Not in float16: what was not normed may be beyond its range.
+    """
+    can_wait = product.silu and product.norm is None and product.bias is None
+    if rows.squares is None or not can_wait or rows.x.dtype != torch.bfloat16:
+        return None
+    return RowScale(rows.squares, int(product.weight.shape[1]), product.eps)

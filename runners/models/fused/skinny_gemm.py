@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from runners.models.fused.activation import squares_block
 from runners.models.fused.argmax import greedy_from_tiles, greedy_torch
 from runners.models.fused.rms_norm import rms_norm_torch
 
@@ -193,8 +194,7 @@ def _launch(
         "SPLITS": tile.splits,
         "PREFETCH": tile.prefetch if can_prefetch else 0,
         "PARTS": max(1, 32 * tile.num_warps // tile.block_n),
-        # Few widths: one kernel serves whatever left the sums.
-        "SQUARES_BLOCK": next(width for width in (64, 256, 1024, 4096) if width >= num_squares),
+        "SQUARES_BLOCK": squares_block(num_squares),
         "SCALED": product.scaled,
         "HAS_BIAS": product.bias is not None,
         "HAS_RESIDUAL": has_residual,
