@@ -15,6 +15,7 @@ class CopyFences:
     Without that the device would receive the next step's numbers. The event of a turn is recorded by
     `settle`, at the latest when the next turn begins: so a step may queue its copies, launch its graph,
     and only then spend the time. An event recorded late waits for more than it must, never for less.
+    `settle` also asks whether the buffer of the next turn is free: if it is, that turn calls no driver.
 
     Args:
         depth: turns, and so the copies that may be queued before `next_turn` has to wait.
@@ -26,13 +27,16 @@ class CopyFences:
         self._depth = depth
         self._turn = 0
         self._is_settled = True
+        #: Whether the copies from the next turn's buffer are known to have run. Only while settled.
+        self._is_next_free = True
 
     def next_turn(self) -> int:
         """Return the number of the buffer to write next, once no queued copy reads it."""
-        self.settle()
+        if not self._is_settled:
+            self.settle()
         self._turn = turn = (self._turn + 1) % self._depth
         self._is_settled = False
-        if self._events:
+        if not self._is_next_free:
             self._events[turn].synchronize()
         return turn
 
@@ -43,6 +47,7 @@ class CopyFences:
         self._is_settled = True
         if self._events:
             self._events[self._turn].record()
+            self._is_next_free = self._events[(self._turn + 1) % self._depth].query()
 
 
 class Upload:
@@ -60,10 +65,12 @@ class Upload:
         assert target.nbytes == source.nbytes and target.is_contiguous() and source.is_contiguous()
         self._target, self._source = target, source
         self._copy = _driver_copy() if target.is_cuda and source.is_pinned() else None
+        self._stream = 0
         self._args = (
             ctypes.c_uint64(target.data_ptr()),
             ctypes.c_void_p(source.data_ptr()),
             ctypes.c_size_t(source.nbytes),
+            ctypes.c_void_p(self._stream),
         )
         self._device_index = target.get_device()
 
@@ -73,7 +80,9 @@ class Upload:
             self._target.copy_(self._source, non_blocking=True)
             return
         stream = torch._C._cuda_getCurrentRawStream(self._device_index)
-        status = self._copy(*self._args, ctypes.c_void_p(stream))
+        if stream != self._stream:
+            self._stream, self._args = stream, (*self._args[:3], ctypes.c_void_p(stream))
+        status = self._copy(*self._args)
         if status != 0:
             raise RuntimeError(
                 f"the CUDA driver refused a copy of {self._source.nbytes} bytes: error {status}."
