@@ -19,7 +19,13 @@ from runners.capture import CaptureRecord, CompileCost, Forward, StepCapturer, c
 from runners.capture_mode import freeze_gc, is_capture_mode, model_capture_mode
 from runners.decode_steps import DecodeSteps
 from runners.errors import NoUsableGraphError, PlanLayoutError, RunnerError
-from runners.forward_batch import NUM_TOKENS_PER_BS, ForwardBatch, ForwardMode, LogitsProcessorOutput
+from runners.forward_batch import (
+    DECODE_OR_IDLE,
+    NUM_TOKENS_PER_BS,
+    ForwardBatch,
+    ForwardMode,
+    LogitsProcessorOutput,
+)
 from runners.graph_backend import DecodeGraph, create_graph, side_stream
 from runners.graph_pool import (
     acquire_graph_pool,
@@ -284,26 +290,23 @@ class CudaGraphRunner:
             RunnerError: not a decode batch, an impossible plan, or after `shutdown`.
         """
         started = time.perf_counter_ns()
-        self._check_can_replay(forward_batch)
+        if self._steps is None:
+            raise RunnerError("the runner has no graphs: it was shut down, or its last capture failed.")
+        if forward_batch.forward_mode not in DECODE_OR_IDLE:
+            raise RunnerError(
+                f"a {forward_batch.forward_mode.value} batch has no graph: run it with ModelRunner.forward."
+            )
         if plan is not None:
             return self._run(
                 forward_batch, self._policy.check_forced(forward_batch.batch_size, plan), started
             )
-        chosen = self.plan(forward_batch.batch_size)
+        chosen = self._policy.plan(forward_batch.batch_size)
         try:
             return self._run(forward_batch, chosen, started)
         except PlanLayoutError:
             if self.model_runner.config.on_miss == "error":
                 raise
             return self._run(forward_batch, StepPlan("eager", (), "plan_layout"), started)
-
-    def _check_can_replay(self, batch: ForwardBatch) -> None:
-        if self._is_shut_down or not (self.graphs or self._runs_inductor):
-            raise RunnerError("the runner has no graphs: it was shut down, or its last capture failed.")
-        if not batch.forward_mode.is_decode_or_idle():
-            raise RunnerError(
-                f"a {batch.forward_mode.value} batch has no graph: run it with ModelRunner.forward."
-            )
 
     def _run(self, batch: ForwardBatch, plan: StepPlan, started: int) -> LogitsProcessorOutput:
         assert self._steps is not None

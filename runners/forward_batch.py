@@ -25,13 +25,14 @@ class ForwardMode(enum.Enum):
     MIXED = "mixed"  #: reserved: prefill and decode in one step
 
     def is_decode_or_idle(self) -> bool:
-        return self in _DECODE_OR_IDLE
+        return self in DECODE_OR_IDLE
 
     def is_extend(self) -> bool:
         return self is ForwardMode.EXTEND
 
 
-_DECODE_OR_IDLE = (ForwardMode.DECODE, ForwardMode.IDLE)
+#: The modes of the steps that graphs are captured of.
+DECODE_OR_IDLE = (ForwardMode.DECODE, ForwardMode.IDLE)
 
 
 @dataclass(eq=False, slots=True)
@@ -53,17 +54,20 @@ class HostRows:
     def are_of(self, batch: ForwardBatch) -> bool:
         """Return True if every input of `batch` but its `token_source` is one of the views, as it was made."""
         input_ids, positions, out_cache_loc, req_pool_indices, seq_lens_cpu = self.views
-        return (
+        is_same = (
             batch.batch_size == self.wide.shape[1]
             and batch.input_ids is input_ids
             and batch.positions is positions
             and batch.out_cache_loc is out_cache_loc
-            # An inference tensor does not say whether it was written to.
-            and not out_cache_loc.is_inference()
-            and out_cache_loc._version == 0
             and batch.req_pool_indices is req_pool_indices
             and batch.seq_lens_cpu is seq_lens_cpu
         )
+        try:
+            return is_same and out_cache_loc._version == 0
+        except RuntimeError:
+            # An inference tensor does not say whether it was written to. To ask it first whether it is one costs
+            # more than all of this, with cold caches.
+            return False
 
 
 @dataclass

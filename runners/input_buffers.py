@@ -50,26 +50,46 @@ class _StagingBuffer:
         #: `[3, max_bs]` each: all fields of int64, and of int32.
         self._wide, self._narrow = _rows_of(self.packed, max_bs)
         self._wide_fill, self._narrow_fill = self._wide[:, -1:].copy(), self._narrow[:, -1:].copy()
+        self._row_views: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = {}
         self.num_rows = 0
 
+    # Views are kept: cutting one costs as much as all its step's arithmetic.
+
     def seq_lens_cpu(self, num_rows: int) -> torch.Tensor:
-        """`[num_rows]`. Views are kept: cutting one costs as much as all its step's arithmetic."""
-        if num_rows not in self._lens_views:
-            self._lens_views[num_rows] = self._seq_lens_cpu[:num_rows]
-        return self._lens_views[num_rows]
+        """`[num_rows]`."""
+        view = self._lens_views.get(num_rows)
+        if view is None:
+            view = self._lens_views[num_rows] = self._seq_lens_cpu[:num_rows]
+        return view
+
+    def _first_rows(self, num_rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """`[3, num_rows]` each: all fields of int64, and of int32."""
+        views = self._row_views.get(num_rows)
+        if views is None:
+            views = self._row_views[num_rows] = (self._wide[:, :num_rows], self._narrow[:, :num_rows])
+        return views
 
     def write(self, batch: ForwardBatch) -> list[tuple[str, torch.Tensor]]:
         """Write host inputs and padding rows; return the inputs that are on the device."""
         n, stale, host_rows = batch.batch_size, self.num_rows, batch.host_rows
-        self.num_rows = max(n, stale)  # until all of it is written
+        if n > stale:
+            self.num_rows = n  # until all of it is written
         if host_rows is not None and host_rows.are_of(batch):
-            self._wide[:, :n], self._narrow[:, :n] = host_rows.wide, host_rows.narrow
+            wide, narrow = self._first_rows(n)
+            wide[...], narrow[...] = host_rows.wide, host_rows.narrow
             is_complete = batch.token_source is host_rows.token_source
-            rest = {} if is_complete else {"token_source": batch.token_source}
+            on_device = [] if is_complete else self._write_each({"token_source": batch.token_source}, n)
         else:
-            rest = dict(zip(self._columns, _inputs_of(batch), strict=True))
+            on_device = self._write_each(dict(zip(self._columns, _inputs_of(batch), strict=True)), n)
+        if stale > n:
+            self._wide[:, n:stale], self._narrow[:, n:stale] = self._wide_fill, self._narrow_fill
+        self.num_rows = n
+        return on_device
+
+    def _write_each(self, inputs: dict[str, torch.Tensor | None], n: int) -> list[tuple[str, torch.Tensor]]:
+        """Write the first `n` rows of the host inputs among these; return those that are on the device."""
         on_device = []
-        for name, source in rest.items():
+        for name, source in inputs.items():
             if source is None:  # no token comes from the last step
                 self._columns[name][:n] = -1
             elif source.is_cpu:
@@ -77,9 +97,6 @@ class _StagingBuffer:
             else:
                 _check_length(name, source.shape[0], n)
                 on_device.append((name, source))
-        if stale > n:
-            self._wide[:, n:stale], self._narrow[:, n:stale] = self._wide_fill, self._narrow_fill
-        self.num_rows = n
         return on_device
 
 
@@ -168,9 +185,9 @@ class InputBuffers:
                 f"a batch of {n} requests does not fit the static inputs for {self.max_bs}: capture a larger "
                 "size, or set runner.above_max=eager or split."
             )
-        self._turn = self._fences.next_turn()
-        on_device = self._staging[self._turn].write(batch)
-        self._uploads[self._turn].queue()
+        self._turn = turn = self._fences.next_turn()
+        on_device = self._staging[turn].write(batch)
+        self._uploads[turn].queue()
         for name, source in on_device:
             self._copy_on_device(name, source)
 
@@ -191,9 +208,11 @@ class InputBuffers:
         Its `seq_lens_cpu` and `seq_lens_sum` are those of padding rows: plan from the arguments of
         `init_forward_metadata_replay_cuda_graph` instead.
         """
-        if num_rows not in self._static_batches:
-            self._static_batches[num_rows] = self._view_batch(num_rows, self._padding_lens(num_rows))
-        return self._static_batches[num_rows]
+        batch = self._static_batches.get(num_rows)
+        if batch is None:
+            batch = self._view_batch(num_rows, self._padding_lens(num_rows))
+            self._static_batches[num_rows] = batch
+        return batch
 
     def populated_batch(self, num_rows: int, batch: ForwardBatch) -> ForwardBatch:
         """Return the first `num_rows` rows after `populate(batch)`, padding rows included, for an eager step."""
