@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from operator import is_
 
 import torch
 
 from runners.errors import StaleGraphError
 
-#: A tensor, or a tuple of them that is only ever replaced as a whole.
-StaticPart = torch.Tensor | tuple[torch.Tensor, ...]
+#: A tensor, or a tuple of them that is only ever replaced as a whole; None where there was one.
+StaticPart = torch.Tensor | tuple[torch.Tensor, ...] | None
+StaticParts = tuple[StaticPart, ...]
 Named = Callable[[], Mapping[str, torch.Tensor]]
 
 
@@ -25,26 +27,30 @@ class CapturedAddresses:
     its feet waits until then.
 
     Args:
-        parts: the static tensors as they are now, without their names: every step asks for these.
+        parts: the static tensors as they are now, without their names: every step brings them, in this order.
         named: the same tensors by name.
     """
 
-    def __init__(self, parts: Sequence[StaticPart], named: Mapping[str, torch.Tensor]) -> None:
-        self._identities = list(map(id, parts))
+    def __init__(self, parts: StaticParts, named: Mapping[str, torch.Tensor]) -> None:
+        # They stay alive as long as the graphs that read them; none can be taken for a later one in its place.
+        self._parts = parts
         self._addresses = _addresses(parts)
         self._by_name = _by_name(named)
 
-    def check(self, parts: Sequence[StaticPart], named: Named) -> None:
+    def check(self, parts: StaticParts, named: Named) -> None:
         """Raise StaleGraphError if a tensor was replaced by one that lies elsewhere.
 
         `named` gives the tensors by name as they are now; asked for only if something has moved.
         """
-        identities = list(map(id, parts))
-        if identities != self._identities:
-            self.confirm(parts, named)
-            self._identities = identities
+        if not all(map(is_, parts, self._parts)):
+            self._compare(parts, named)
+            self._parts = parts
 
-    def confirm(self, parts: Sequence[StaticPart], named: Named) -> None:
+    def confirm(self, named: Named) -> None:
+        """Raise StaleGraphError if a tensor that `check` has let pass lies elsewhere by now."""
+        self._compare(self._parts, named)
+
+    def _compare(self, parts: StaticParts, named: Named) -> None:
         """Raise StaleGraphError, with the names, unless every tensor is where it was."""
         if _addresses(parts) == self._addresses:
             return
@@ -57,10 +63,11 @@ class CapturedAddresses:
         )
 
 
-def _addresses(parts: Sequence[StaticPart]) -> list[int]:
+def _addresses(parts: StaticParts) -> list[int]:
     addresses: list[int] = []
     for part in parts:
-        addresses += map(torch.Tensor.data_ptr, part if isinstance(part, tuple) else (part,))
+        if part is not None:
+            addresses += map(torch.Tensor.data_ptr, part if isinstance(part, tuple) else (part,))
     return addresses
 
 

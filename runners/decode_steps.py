@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runners.captured_addresses import CapturedAddresses, StaticPart
+from runners.captured_addresses import CapturedAddresses, StaticParts
 from runners.errors import PlanLayoutError
 from runners.forward_batch import ForwardBatch, ForwardMode
 from runners.padding import StepPlan
@@ -38,7 +38,10 @@ class DecodeSteps:
         self._output = output
         self._outputs = () if output is None else (output,)
         self._split_output: torch.Tensor | None = None
-        self._addresses = CapturedAddresses(self.static_tensors(), self.named_static_tensors())
+        #: The buffers of the layer that shows which cache is bound to the model. Straight from its dict: a
+        #: module's attribute is looked up in Python.
+        self._bound = self._runner.loaded.attention_modules[0]._buffers
+        self._addresses = CapturedAddresses(self.static_parts(), self.named_static_tensors())
 
     def run(self, batch: ForwardBatch, plan: StepPlan, started: int) -> Prepared:
         """Run `batch` as `plan` says; `started` is the `perf_counter_ns` of the call.
@@ -47,19 +50,19 @@ class DecodeSteps:
         """
         if plan.mode == "eager":
             return self._run_eager(batch, plan, started)
-        static = self.static_tensors()
-        self._addresses.check(static, self.named_static_tensors)
-        if plan.mode != "compiled" and self._runner.attn_backend.looks_up_past_only:
-            self._runner.kv.flush_urgent()
+        runner = self._runner
+        self._addresses.check(self.static_parts(), self.named_static_tensors)
+        if plan.mode != "compiled" and runner.attn_backend.looks_up_past_only:
+            runner.kv.flush_urgent()
         else:
-            self._runner.kv.flush()
+            runner.kv.flush()
         if plan.mode == "graph":
             prepared = self._run_graph(batch, plan, started)
         elif plan.mode == "split":
             prepared = self._run_split(batch, plan, started)
         else:
             prepared = self._run_compiled(batch, plan, started)
-        self._addresses.confirm(static, self.named_static_tensors)
+        self._addresses.confirm(self.named_static_tensors)
         return prepared
 
     # --- ways to run ---------------------------------------------------------------------------
@@ -192,16 +195,26 @@ class DecodeSteps:
 
     # --- what the graphs hold on to ------------------------------------------------------------
 
-    def static_tensors(self) -> list[StaticPart]:
-        """Return everything that the graphs read or write and that they do not own."""
-        runner = self._runner
-        inputs = (self._graphs.buffers.packed, runner.token_ids)
-        return [*self._outputs, *inputs, *runner.captured_tensors(), *runner.attn_backend.captured_parts()]
+    def static_parts(self) -> StaticParts:
+        """Return everything that the graphs read or write and that they do not own, as its owners have it now."""
+        runner, kv = self._runner, self._runner.kv
+        return (
+            self._outputs,
+            self._graphs.buffers.packed,
+            runner.token_ids,
+            self._bound["k_cache"],
+            kv.table.page_table,
+            kv.k_cache,
+            kv.v_cache,
+            runner.attn_backend.captured_parts,
+        )
 
     def named_static_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the same tensors by name."""
         runner = self._runner
         output = {} if self._output is None else {"output": self._output}
         names = runner.attn_backend.captured_tensors() | runner.kv.captured_tensors()
-        bound = {"the cache bound to the model": runner.bound_cache}
         inputs = {"input buffers": self._graphs.buffers.packed, "sampled token ids": runner.token_ids}
-        return {**output, **inputs, **bound, **names}
+        bound = self._bound["k_cache"]
+        cache = {} if bound is None else {"the cache bound to the model": bound}
+        return {**output, **inputs, **cache, **names}

@@ -11,7 +11,6 @@ import torch
 
 from runners.attention import AttentionOptions, create_attention_backend
 from runners.capture import CaptureRecord, CompileCost, Forward
-from runners.captured_addresses import StaticPart
 from runners.cuda_graph_runner import CudaGraphRunner
 from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch, LogitsProcessorOutput
@@ -242,19 +241,6 @@ class ModelRunner:
             return 0
         last = torch.tensor(batch.extend_seq_lens_cpu).cumsum(0) - 1
         return last.to(self.device, non_blocking=True)
-
-    @property
-    def bound_cache(self) -> torch.Tensor:
-        """The model's own view of the cache. A second runner on the same model rebinds it."""
-        # Straight from the buffers: a module's attribute is looked up in Python, at each step.
-        bound = self.loaded.attention_modules[0]._buffers["k_cache"]
-        assert bound is not None
-        return bound
-
-    def captured_tensors(self) -> list[StaticPart]:
-        """The tensors of the cache that a captured graph reads or writes."""
-        kv = self.kv
-        return [self.bound_cache, kv.table.page_table, kv.k_cache, kv.v_cache]
 
     def close(self) -> None:
         """Free the graphs, the KV pool and the static inputs. The model stays loaded."""

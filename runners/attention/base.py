@@ -51,6 +51,9 @@ class AttentionBackend(ABC):
     looks_up_past_only: bool = False
     #: Why `auto` took this backend in place of FlashInfer on a CUDA device; None if it did not.
     fallback_reason: str | None = None
+    #: The static tensors that captured graphs read, without their names. Only ever replaced as a whole, so that a
+    #: step need look at no more than this tuple.
+    captured_parts: tuple[torch.Tensor, ...] = ()
 
     @abstractmethod
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
@@ -124,9 +127,5 @@ class AttentionBackend(ABC):
         return {"backend": self.name, "fallback_reason": self.fallback_reason}
 
     def captured_tensors(self) -> dict[str, torch.Tensor]:
-        """Static tensors whose addresses captured graphs read, by name (for the stale check)."""
+        """Return `captured_parts` by name (for the message of the stale check)."""
         return {}
-
-    def captured_parts(self) -> tuple[torch.Tensor, ...]:
-        """Return the same tensors without their names: each step asks."""
-        return tuple(self.captured_tensors().values())

@@ -124,7 +124,7 @@ class FlashInferAttentionBackend(AttentionBackend):
         self.decode = DecodePlanner(self._make_decode_kernels, self._host_pages)
         self._load_decode_kernels()
         self._captured_tensors = self._list_captured_tensors()
-        self._captured_parts = tuple(self._captured_tensors.values())
+        self.captured_parts = tuple(self._captured_tensors.values())
 
     # --- building ------------------------------------------------------------------------------
 
@@ -303,9 +303,6 @@ class FlashInferAttentionBackend(AttentionBackend):
 
     def captured_tensors(self) -> dict[str, torch.Tensor]:
         return self._captured_tensors
-
-    def captured_parts(self) -> tuple[torch.Tensor, ...]:
-        return self._captured_parts
 
     def _list_captured_tensors(self) -> dict[str, torch.Tensor]:
         workspaces = {f"attention.int_workspace.{i}": w.int_buffer for i, w in enumerate(self._workspaces)}

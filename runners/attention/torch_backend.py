@@ -92,6 +92,7 @@ class TorchAttentionBackend(AttentionBackend):
 
         self._static_slots = [flat(columns, torch.int64) for columns in self._max_columns]
         self._static_bias = [flat(columns, self.kv.dtype) for columns in self._max_columns]
+        self.captured_parts = (*self._static_slots, *self._static_bias)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         # A row of length 0 would be masked altogether, and its softmax NaN.
@@ -245,9 +246,6 @@ class TorchAttentionBackend(AttentionBackend):
     def captured_tensors(self) -> dict[str, torch.Tensor]:
         slots = {f"attention.slots.{i}": buffer for i, buffer in enumerate(self._static_slots)}
         return slots | {f"attention.bias.{i}": buffer for i, buffer in enumerate(self._static_bias)}
-
-    def captured_parts(self) -> tuple[torch.Tensor, ...]:
-        return (*self._static_slots, *self._static_bias)
 
 
 def _longest(seq_lens_cpu: torch.Tensor) -> int:

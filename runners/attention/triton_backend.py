@@ -119,6 +119,7 @@ class TritonAttentionBackend(AttentionBackend):
     def _make_counters(self, max_bs: int) -> None:
         # Zero between launches: the kernel that counts up to the splits sets them back.
         self._counters = torch.zeros(max_bs * self._max_kv_heads, dtype=torch.int32, device=self.device)
+        self.captured_parts = (self._counters,)
 
     # --- planning ------------------------------------------------------------------------------
 
@@ -259,6 +260,3 @@ class TritonAttentionBackend(AttentionBackend):
 
     def captured_tensors(self) -> dict[str, torch.Tensor]:
         return {"attention.counters": self._counters}
-
-    def captured_parts(self) -> tuple[torch.Tensor, ...]:
-        return (self._counters,)

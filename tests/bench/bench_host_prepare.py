@@ -250,14 +250,14 @@ def by_parts(
     steps = graphs._steps
     batch = timed(samples["build_batch"], lambda: requests.step(size))
     timed(samples["choose"], lambda: graphs.plan(size))
-    static, named = steps.static_tensors(), steps.named_static_tensors
-    timed(samples["addresses"], lambda: steps._addresses.check(steps.static_tensors(), named))
+    named = steps.named_static_tensors
+    timed(samples["addresses"], lambda: steps._addresses.check(steps.static_parts(), named))
     late = runner.attn_backend.looks_up_past_only
     timed(samples["page_table"], runner.kv.flush_urgent if late else runner.kv.flush)
     timed(samples["inputs_and_plan"], lambda: steps.prepare(batch, size))
     timed(samples["launch"], graphs.graphs[size].replay)
     timed(samples["settle"], steps.settle)
-    timed(samples["confirm"], lambda: steps._addresses.confirm(static, named))
+    timed(samples["confirm"], lambda: steps._addresses.confirm(named))
     timed(samples["inputs_alone"], lambda: graphs.buffers.populate(batch))
 
 

@@ -76,6 +76,30 @@ def test_graphs_are_stale_while_another_runner_has_bound_its_cache_to_the_model(
         runner.forward(ForwardBatch.idle())
 
 
+def test_graphs_are_stale_after_another_runner_has_taken_its_cache_out_of_the_model(
+    runner: ModelRunner,
+) -> None:
+    with tiny_runner():
+        pass
+    with pytest.raises(StaleGraphError, match="the cache bound to the model"):
+        runner.forward(ForwardBatch.idle())
+
+
+@pytest.mark.parametrize(
+    "replace", [replace_pool, replace_one_cache, replace_buffers, replace_attention_state]
+)
+def test_a_replaced_tensor_is_refused_before_the_launch(runner: ModelRunner, replace: Any) -> None:
+    def launch() -> None:
+        raise AssertionError("launched")
+
+    replace(runner)
+    for graph in graphs_of(runner).graphs.values():
+        graph.replay = launch  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(StaleGraphError):
+            runner.forward(ForwardBatch.idle())
+
+
 def test_capturing_again_makes_a_stale_runner_fresh(runner: ModelRunner) -> None:
     kept = graphs_of(runner).buffers
     replace_buffers(runner)
