@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
-from runners.attention.decode_schedule import IntArray, PlanLayout
-from runners.attention.host_pages import HostPages
+from runners.attention.decode_schedule import IntArray, PageBounds, PlanLayout
+from runners.attention.host_pages import HostLens, HostPages
+from runners.attention.length_range import LengthRange
 from runners.errors import PlanLayoutError
 
 
@@ -21,6 +23,9 @@ class DecodeKernel(Protocol):
 
     def serves(self, counts: IntArray) -> bool:
         """Return True if planning these page counts would schedule the same work as the last plan."""
+
+    def bounds(self, counts: IntArray) -> PageBounds | None:
+        """Return page counts around these, which the last plan serves, between which it serves any; or None."""
 
     def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """Compute the planned batch."""
@@ -54,7 +59,8 @@ class DecodePlanner:
 
     A plan depends on the number of pages of each request and on nothing else that changes. So the last
     plan is reused if it was made for the same captured size, nobody has planned into the workspaces since,
-    and the page counts are the same or ones for which every kernel would schedule the same work.
+    and the page counts are the same or ones for which every kernel would schedule the same work. `settle`
+    works out between which lengths that is so: a step within them is planned by two comparisons.
 
     Args:
         make_kernels: returns a kernel per attention group, for a fixed batch size or, with None, for
@@ -75,6 +81,9 @@ class DecodePlanner:
         self._captured: dict[int, CapturedSize] = {}
         self._planned: DecodeStep | None = None
         self._planned_counts = b""
+        self._static_lens = HostLens()
+        #: The lengths for which `_planned` holds, once they have been worked out.
+        self._range: LengthRange | None = None
 
     def forget_captures(self) -> None:
         """Drop the captured sizes; new ones are about to be captured."""
@@ -83,7 +92,7 @@ class DecodePlanner:
 
     def forget_plan(self) -> None:
         """Somebody else has planned into the workspaces, or is about to."""
-        self._planned = None
+        self._planned = self._range = None
 
     def plan_eager(self, rows: torch.Tensor, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor) -> None:
         """Plan an eager step."""
@@ -112,8 +121,10 @@ class DecodePlanner:
                 f"the graph of size {batch_size} reads other static inputs than those given: pass the tensors "
                 "that it was captured with."
             )
-        self._pages.count_static(seq_lens_cpu, batch_size)
-        if self._describes(step):
+        lens = self._static_lens.array(seq_lens_cpu)
+        if len(lens) != batch_size:
+            lens = lens[:batch_size]
+        if self._describes(step, lens):
             self.step = step
             self.num_plans_reused += 1
             return
@@ -126,17 +137,32 @@ class DecodePlanner:
                 f"{step.layouts}: its kernels would read past what the plan fills."
             )
 
-    def _describes(self, step: CapturedSize) -> bool:
-        """True if the workspaces hold the plan of `step` that the pages' counts need."""
-        if self._planned is not step:
-            return False
-        counts = self._pages.counts.tobytes()
-        if self._planned_counts == counts:
+    def settle(self) -> None:
+        """Work out, after a launch, which lengths the last plan serves. Until then a step asks the kernels."""
+        if self._range is None and isinstance(self._planned, CapturedSize):
+            counts = np.frombuffer(self._planned_counts, dtype=np.int32)
+            bounds = [kernel.bounds(counts) or (counts, counts) for kernel in self._planned.kernels]
+            least = np.maximum.reduce([least for least, _ in bounds])
+            most = np.minimum.reduce([most for _, most in bounds])
+            self._range = LengthRange(least, most, self._pages.page_size, self._pages.max_pages)
+
+    def _describes(self, step: CapturedSize, lens: IntArray) -> bool:
+        """True if the workspaces hold the plan of `step` that these lengths need; else their pages are counted."""
+        is_planned = self._planned is step
+        if is_planned and self._range is not None and self._range.holds(lens):
             return True
-        self._pages.check()
-        if not all(kernel.serves(self._pages.counts) for kernel in step.kernels):
+        self._pages.count_array(lens)
+        return is_planned and self._serves(step)
+
+    def _serves(self, step: CapturedSize) -> bool:
+        """True if the last plan, which is of `step`, is the one that the pages' counts need."""
+        counts = self._pages.counts
+        if self._planned_counts == counts.tobytes():
+            return True
+        if not all(kernel.serves(counts) for kernel in step.kernels):
             return False
-        self._planned_counts = counts
+        self._pages.check()
+        self._planned_counts, self._range = counts.tobytes(), None
         return True
 
     def _plan(self, step: DecodeStep) -> list[PlanLayout]:

@@ -19,6 +19,9 @@ import torch
 IntArray = npt.NDArray[np.int32]
 #: What a captured kernel was launched with: sizes, offsets and flags of the plan.
 PlanLayout = tuple[int, ...]
+#: `[batch_size]` each: the fewest pages of each request, and the most.
+PageBounds = tuple[IntArray, IntArray]
+_NO_BOUND = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,24 @@ class DecodeSchedule:
             return True
         if rule.max_pages is not None:
             counts = np.minimum(counts, rule.max_pages)
-        if not ((counts + (chunk - 1)) // chunk == self._num_chunks).all():
+        if not np.logical_and.reduce((counts + (chunk - 1)) // chunk == self._num_chunks):
             return False
         if chunk == rule.min_chunk_pages:
             return True
         smaller = chunk - 1
         assert rule.max_chunks is not None
-        return int(((counts + (smaller - 1)) // smaller).sum()) > rule.max_chunks
+        return int(np.add.reduce((counts + (smaller - 1)) // smaller)) > rule.max_chunks
+
+    def bounds(self, counts: IntArray) -> PageBounds:
+        """Return page counts between which this plan serves any, `counts` among them; it must serve those.
+
+        With no fewer pages than `counts` a smaller chunk size that did not fit still does not.
+        """
+        chunk, rule = self._chunk_pages, self._rule
+        if chunk == 0:
+            return np.ones_like(counts), np.full_like(counts, _NO_BOUND)
+        least = (self._num_chunks - 1) * chunk + 1 if chunk == rule.min_chunk_pages else counts
+        most = self._num_chunks * chunk
+        if rule.max_pages is not None:  # no more than these count
+            most = np.where(most >= rule.max_pages, np.int32(_NO_BOUND), most)
+        return least, most

@@ -31,6 +31,7 @@ from runners.attention.decode_schedule import (
     TENSOR_CORE_PLAN,
     DecodeSchedule,
     IntArray,
+    PageBounds,
     PlanLayout,
     SplitRule,
     read_plan,
@@ -301,6 +302,10 @@ class DecodeWrapper(Wrapper):
                 self._schedule = DecodeSchedule.make(self._split_rule(), arrays, self._planned_counts)
             self._planned_in = None  # once a plan; a schedule that cannot be made is not tried again
         return self._schedule is not None and self._schedule.serves(counts)
+
+    def bounds(self, counts: IntArray) -> PageBounds | None:
+        """Return page counts around these between which the last plan serves any; None if it serves not even these."""
+        return self._schedule.bounds(counts) if self.serves(counts) and self._schedule is not None else None
 
     def _shared_pinned(self) -> torch.Tensor | None:
         """What the plan just made was written to, if we know that; eager plans are not kept."""

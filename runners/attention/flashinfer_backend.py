@@ -300,6 +300,7 @@ class FlashInferAttentionBackend(AttentionBackend):
     def settle(self) -> None:
         for workspace in self._workspaces:
             workspace.staging.settle()
+        self.decode.settle()
 
     def captured_tensors(self) -> dict[str, torch.Tensor]:
         return self._captured_tensors

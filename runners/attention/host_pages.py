@@ -65,7 +65,6 @@ class HostPages:
         shifts = page_size.bit_count() == 1
         self._divide = np.right_shift if shifts else np.floor_divide
         self._divisor = np.array(page_size.bit_length() - 1 if shifts else page_size, dtype=np.int32)
-        self._static_lens = HostLens()
         self._views: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     @property
@@ -87,18 +86,15 @@ class HostPages:
 
     def count(self, seq_lens_cpu: torch.Tensor) -> None:
         """Count the pages of requests with these lengths, `[batch_size]` int32, each at least 1."""
-        self._count(seq_lens_cpu.numpy())
+        self.count_array(seq_lens_cpu.numpy())
 
-    def count_static(self, seq_lens_cpu: torch.Tensor, batch_size: int) -> None:
-        """As `count`, of the first `batch_size` lengths of a tensor that later steps will bring again."""
-        self._count(self._static_lens.array(seq_lens_cpu)[:batch_size])
-
-    def _count(self, lens: IntArray) -> None:
+    def count_array(self, lens: IntArray) -> None:
+        """As `count`, of an array."""
         self._lens = lens
         n = self.batch_size = len(lens)
         self.counts = counts = self._count_array[:n]
-        np.add(lens, self._rounding, out=counts)
-        self._divide(counts, self._divisor, out=counts)
+        np.add(lens, self._rounding, counts)
+        self._divide(counts, self._divisor, counts)
 
     def lay_out(self) -> None:
         """Work out `indptr` and the others for the requests just counted, in place.

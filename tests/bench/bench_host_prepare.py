@@ -31,7 +31,14 @@ import torch
 
 from runners import model_runner
 from runners.attention.decode_planner import DecodeKernel, DecodePlanner
-from runners.attention.decode_schedule import DecodeSchedule, IntArray, PlanArrays, PlanLayout, SplitRule
+from runners.attention.decode_schedule import (
+    DecodeSchedule,
+    IntArray,
+    PageBounds,
+    PlanArrays,
+    PlanLayout,
+    SplitRule,
+)
 from runners.attention.flashinfer_workspace import PlanStaging
 from runners.attention.host_pages import HostLens, HostPages
 from runners.attention.torch_backend import TorchAttentionBackend
@@ -136,6 +143,9 @@ class StubKernel:
             assert self._schedule is not None
         return self._schedule.serves(counts)
 
+    def bounds(self, counts: IntArray) -> PageBounds | None:
+        return self._schedule.bounds(counts) if self.serves(counts) and self._schedule else None
+
     def _plan(self, *args: Any) -> PlanLayout:
         return self._layout
 
@@ -180,6 +190,7 @@ class StubBackend(TorchAttentionBackend):
 
     def settle(self) -> None:
         self._staging.settle()
+        self.decode.settle()
 
 
 class PlanlessBackend(TorchAttentionBackend):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.attention.decode_planner import DecodeKernel, DecodePlanner
-from runners.attention.decode_schedule import IntArray, PlanLayout
+from runners.attention.decode_schedule import IntArray, PageBounds, PlanLayout
 from runners.attention.host_pages import HostPages
 from runners.errors import PlanLayoutError
 
@@ -35,6 +35,8 @@ class Kernel:
         self.extra_layout: PlanLayout = ()
         self.fails = False
         self.chunk = 1
+        self.knows_bounds = True
+        self.times_asked = 0
 
     def plan(self, pages: HostPages) -> PlanLayout:
         if self.fails:
@@ -44,8 +46,14 @@ class Kernel:
 
     def serves(self, counts: IntArray) -> bool:
         """Schedules whole chunks of `chunk` pages, as FlashInfer does."""
+        self.times_asked += 1
         chunks = [-(-count // self.chunk) for count in self.workspace.page_counts]
         return chunks == [-(-count // self.chunk) for count in counts.tolist()]
+
+    def bounds(self, counts: IntArray) -> PageBounds | None:
+        chunks = -(-counts // self.chunk)
+        bounds = ((chunks - 1) * self.chunk + 1, chunks * self.chunk)
+        return bounds if self.knows_bounds else None
 
     def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         return q
@@ -116,6 +124,44 @@ def test_a_kept_plan_still_refuses_a_request_longer_than_the_page_table() -> Non
     bench.replay(250, 5)
     for kernel in bench.kernels():
         kernel.chunk = 100
+    with pytest.raises(PlanLayoutError, match="257 tokens"):
+        bench.replay(257, 5)
+
+
+def test_a_settled_plan_is_kept_between_its_bounds_without_asking_a_kernel() -> None:
+    bench = Bench()
+    bench.replay(20, 5)
+    for kernel, chunk in zip(bench.kernels(), (4, 2), strict=True):
+        kernel.chunk = chunk
+    bench.planner.settle()
+    for length in (*range(21, 33), 5, 1):
+        bench.replay(length, 32)
+    assert bench.planner.num_plans == 1 and sum(kernel.times_asked for kernel in bench.kernels()) == 0
+    bench.replay(33, 32)  # another chunk for the second kernel alone
+    assert bench.planner.num_plans == 2
+    bench.assert_workspaces_describe(33, 32)
+
+
+def test_a_settled_plan_whose_kernel_knows_no_bounds_is_kept_for_the_same_pages() -> None:
+    bench = Bench()
+    bench.replay(20, 5)
+    for kernel in bench.kernels():
+        kernel.chunk, kernel.knows_bounds = 4, kernel is bench.kernels()[0]
+    bench.planner.settle()
+    for length in (17, 32):
+        bench.replay(length, 16)
+    assert all(kernel.times_asked == 0 for kernel in bench.kernels())
+    bench.replay(33, 16)
+    assert bench.kernels()[0].times_asked == 1 and bench.planner.num_plans == 1
+
+
+def test_a_settled_plan_refuses_a_request_longer_than_the_page_table() -> None:
+    bench = Bench()
+    bench.replay(250, 5)
+    for kernel in bench.kernels():
+        kernel.chunk = 100
+    bench.planner.settle()
+    bench.replay(256, 5)
     with pytest.raises(PlanLayoutError, match="257 tokens"):
         bench.replay(257, 5)
 
@@ -193,7 +239,7 @@ def test_other_static_inputs_than_the_captured_ones_are_refused() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["replay", "eager", "prefill"]),
+            st.sampled_from(["replay", "settled replay", "eager", "prefill"]),
             st.sampled_from(SIZES).flatmap(lambda n: st.lists(st.integers(1, 64), min_size=n, max_size=n)),
         ),
         max_size=20,
@@ -203,8 +249,10 @@ def test_whatever_came_before_a_replay_finds_its_own_plan(steps: list[tuple[str,
     bench = Bench()
     for kind, lens in steps:
         n = len(lens)
-        if kind == "replay":
+        if "replay" in kind:
             bench.replay(*lens)
+            if kind == "settled replay":
+                bench.planner.settle()
         elif kind == "eager":
             cpu = torch.tensor(lens, dtype=torch.int32)
             bench.planner.plan_eager(bench.rows[:n], bench.seq_lens[:n], cpu)

@@ -55,6 +55,31 @@ def test_a_plan_is_kept_exactly_when_planning_again_would_write_the_same(
     assert schedule.serves(array(after)) == same(planned, again)
 
 
+@given(
+    before=COUNTS,
+    max_pages=st.none() | st.integers(1, 100),
+    spare=st.integers(-1, 12),
+    data=st.data(),
+)
+def test_a_plan_serves_every_batch_between_its_bounds_and_none_above(
+    before: list[int], max_pages: int | None, spare: int, data: st.DataObject
+) -> None:
+    rule = SplitRule(16, max_chunks=len(before) + spare, max_pages=max_pages)
+    schedule = DecodeSchedule.make(rule, plan(rule, before), array(before))
+    assert schedule is not None
+    least, most = schedule.bounds(array(before))
+    assert least.dtype == most.dtype == np.int32 and (least <= array(before)).all() and (before <= most).all()
+    top = np.minimum(most, 1000)
+    between = [
+        data.draw(st.integers(low, high)) for low, high in zip(least.tolist(), top.tolist(), strict=True)
+    ]
+    assert schedule.serves(array(between)) and schedule.serves(top) and schedule.serves(least)
+    bounded = np.flatnonzero(most < 1000)
+    if len(bounded):
+        between[bounded[0]] = int(most[bounded[0]]) + 1
+        assert not schedule.serves(array(between))
+
+
 @given(COUNTS)
 def test_with_more_requests_than_chunks_fit_each_request_stays_whole(before: list[int]) -> None:
     """The tensor-core planner of a graph then takes the longest request as the chunk."""
@@ -73,6 +98,8 @@ def test_a_plan_that_never_splits_serves_every_length() -> None:
         rule, PlanArrays(False, 16, np.arange(4, dtype=np.int32)), array([1, 1, 1])
     )
     assert schedule is not None and schedule.serves(array([1, 500, 7]))
+    least, most = schedule.bounds(array([1, 1, 1]))
+    assert least.tolist() == [1, 1, 1] and (most > 10**6).all()
 
 
 @pytest.mark.parametrize(
