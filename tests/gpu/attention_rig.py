@@ -172,6 +172,7 @@ class AttentionRig:
             self.buffers.seq_lens_cpu[:size],
         )
         self.graphs[size].replay()
+        self.backend.settle()
         return [out[:n] for out in self.outputs[size]]
 
     def check_replay(self, batch: ForwardBatch, size: int) -> float:
