@@ -25,7 +25,10 @@ class DecodeKernel(Protocol):
         """Return True if planning these page counts would schedule the same work as the last plan."""
 
     def bounds(self, counts: IntArray) -> PageBounds | None:
-        """Return page counts around these, which the last plan serves, between which it serves any; or None."""
+        """Return page counts around these, which the last plan serves, between which it serves any, and none above.
+
+        None if they cannot be told.
+        """
 
     def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """Compute the planned batch."""
@@ -47,9 +50,7 @@ class CapturedSize(DecodeStep):
     layouts: list[PlanLayout]
 
     def reads(self, rows: torch.Tensor, seq_lens: torch.Tensor) -> bool:
-        """Return True if these tensors are the ones that the graph reads."""
-        if rows is self.rows and seq_lens is self.seq_lens:
-            return True
+        """Return True if these tensors lie where the graph reads."""
         same_rows = self.rows.data_ptr() == rows.data_ptr()
         return same_rows and self.seq_lens.data_ptr() == seq_lens.data_ptr()
 
@@ -116,7 +117,7 @@ class DecodePlanner:
         Raises PlanLayoutError if the plan's layout or the inputs differ from what was captured.
         """
         step = self._captured[batch_size]
-        if not step.reads(rows, seq_lens):
+        if (rows is not step.rows or seq_lens is not step.seq_lens) and not step.reads(rows, seq_lens):
             raise PlanLayoutError(
                 f"the graph of size {batch_size} reads other static inputs than those given: pass the tensors "
                 "that it was captured with."
@@ -124,10 +125,11 @@ class DecodePlanner:
         lens = self._static_lens.array(seq_lens_cpu)
         if len(lens) != batch_size:
             lens = lens[:batch_size]
-        if self._describes(step, lens):
+        if self._planned is step and self._describes(lens):
             self.step = step
             self.num_plans_reused += 1
             return
+        self._pages.count_array(lens)
         layouts = self._plan(step)
         self.num_plans += 1
         if layouts != step.layouts:
@@ -146,20 +148,19 @@ class DecodePlanner:
             most = np.minimum.reduce([most for _, most in bounds])
             self._range = LengthRange(least, most, self._pages.page_size, self._pages.max_pages)
 
-    def _describes(self, step: CapturedSize, lens: IntArray) -> bool:
-        """True if the workspaces hold the plan of `step` that these lengths need; else their pages are counted."""
-        is_planned = self._planned is step
-        if is_planned and self._range is not None and self._range.holds(lens):
-            return True
+    def _describes(self, lens: IntArray) -> bool:
+        """True if the last plan is the one that these lengths, as many as it was made for, need."""
+        if self._range is not None:
+            if self._range.holds(lens):
+                return True
+            if self._range.is_exceeded():
+                return False
+        assert self._planned is not None
         self._pages.count_array(lens)
-        return is_planned and self._serves(step)
-
-    def _serves(self, step: CapturedSize) -> bool:
-        """True if the last plan, which is of `step`, is the one that the pages' counts need."""
         counts = self._pages.counts
         if self._planned_counts == counts.tobytes():
             return True
-        if not all(kernel.serves(counts) for kernel in step.kernels):
+        if not all(kernel.serves(counts) for kernel in self._planned.kernels):
             return False
         self._pages.check()
         self._planned_counts, self._range = counts.tobytes(), None

@@ -123,7 +123,7 @@ class DecodeSchedule:
     def bounds(self, counts: IntArray) -> PageBounds:
         """Return page counts between which this plan serves any, `counts` among them; it must serve those.
 
-        With no fewer pages than `counts` a smaller chunk size that did not fit still does not.
+        It serves none above, but may serve some below: with no fewer pages than `counts` a smaller chunk size that did not fit still does not.
         """
         chunk, rule = self._chunk_pages, self._rule
         if chunk == 0:

@@ -103,7 +103,7 @@ class HostPages:
         """
         self.check()
         n, counts = self.batch_size, self.counts
-        np.add.accumulate(counts, out=self._indptr_array[1 : n + 1])
+        np.add.accumulate(counts, 0, None, self._indptr_array[1 : n + 1])
         self._lens_array[:n] = self._lens
 
     def check(self) -> None:

@@ -20,15 +20,21 @@ class LengthRange:
     def __init__(self, least_pages: IntArray, most_pages: IntArray, page_size: int, max_pages: int) -> None:
         self._least = (least_pages - 1) * page_size + 1
         most = np.minimum(most_pages, max_pages) * page_size
-        self._span = (most - self._least).astype(np.uint32)
+        self._span = most - self._least
+        self._span_unsigned = self._span.view(np.uint32)
         self._above_least = np.empty_like(self._least)
         self._above_least_unsigned = self._above_least.view(np.uint32)
-        self._is_within = np.empty(len(most), dtype=np.bool_)
+        self._flags = np.empty(len(most), dtype=np.bool_)
 
     def holds(self, lens: IntArray) -> bool:
         """Return True if each of these lengths, as many as pages were given, is within the range."""
         # With cold caches `out=` takes twice as long as its place, and `all` five times as long as a look at the bytes.
         np.subtract(lens, self._least, self._above_least)
         # As an unsigned number what is below the least is above any span.
-        np.less_equal(self._above_least_unsigned, self._span, self._is_within)
-        return 0 not in self._is_within.tobytes()
+        np.less_equal(self._above_least_unsigned, self._span_unsigned, self._flags)
+        return 0 not in self._flags.tobytes()
+
+    def is_exceeded(self) -> bool:
+        """Return True if one of the lengths that `holds` was last asked about is above its most."""
+        np.greater(self._above_least, self._span, self._flags)
+        return 1 in self._flags.tobytes()

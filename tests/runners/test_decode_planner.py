@@ -151,8 +151,11 @@ def test_a_settled_plan_whose_kernel_knows_no_bounds_is_kept_for_the_same_pages(
     for length in (17, 32):
         bench.replay(length, 16)
     assert all(kernel.times_asked == 0 for kernel in bench.kernels())
-    bench.replay(33, 16)
+    bench.replay(16, 16)  # fewer pages: the kernels may still serve them
     assert bench.kernels()[0].times_asked == 1 and bench.planner.num_plans == 1
+    bench.planner.settle()
+    bench.replay(17, 16)  # more pages: the one without bounds does not
+    assert bench.kernels()[0].times_asked == 1 and bench.planner.num_plans == 2
 
 
 def test_a_settled_plan_refuses_a_request_longer_than_the_page_table() -> None:

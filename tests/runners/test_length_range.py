@@ -22,6 +22,7 @@ def test_lengths_are_within_exactly_when_the_pages_they_need_are(page_size: int,
         needed = -(-lens // page_size)
         within = (least <= needed) & (needed <= np.minimum(most, MAX_PAGES))
         assert lengths.holds(lens) == within.all()
+        assert lengths.is_exceeded() == (needed > np.minimum(most, MAX_PAGES)).any()
 
 
 def test_a_bound_that_is_no_bound_is_the_width_of_the_page_table() -> None:
