@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import is_
 
 import torch
 
@@ -21,37 +20,20 @@ class CapturedAddresses:
     A graph holds plain addresses. After its KV pool or a buffer was replaced it would read and write
     memory that belongs to somebody else, without any error.
 
-    Before a launch `check` looks at who the tensors are, and at a tuple of them as one: their addresses
-    lie scattered over a few hundred cache lines, which cost a step on a cold cache up to 50 µs. `confirm`
-    reads the addresses themselves once the device is at work; only a tensor that got other storage under
-    its feet waits until then.
-
     Args:
-        parts: the static tensors as they are now, without their names: every step brings them, in this order.
+        parts: the static tensors as they are now, without their names: each check brings them in this order.
         named: the same tensors by name.
     """
 
     def __init__(self, parts: StaticParts, named: Mapping[str, torch.Tensor]) -> None:
-        # They stay alive as long as the graphs that read them; none can be taken for a later one in its place.
-        self._parts = parts
         self._addresses = _addresses(parts)
         self._by_name = _by_name(named)
 
     def check(self, parts: StaticParts, named: Named) -> None:
-        """Raise StaleGraphError if a tensor was replaced by one that lies elsewhere.
+        """Raise StaleGraphError, with the names, unless every tensor lies where it did.
 
         `named` gives the tensors by name as they are now; asked for only if something has moved.
         """
-        if not all(map(is_, parts, self._parts)):
-            self._compare(parts, named)
-            self._parts = parts
-
-    def confirm(self, named: Named) -> None:
-        """Raise StaleGraphError if a tensor that `check` has let pass lies elsewhere by now."""
-        self._compare(self._parts, named)
-
-    def _compare(self, parts: StaticParts, named: Named) -> None:
-        """Raise StaleGraphError, with the names, unless every tensor is where it was."""
         if _addresses(parts) == self._addresses:
             return
         before, now = self._by_name, _by_name(named())

@@ -296,23 +296,17 @@ class CudaGraphRunner:
             raise RunnerError(
                 f"a {forward_batch.forward_mode.value} batch has no graph: run it with ModelRunner.forward."
             )
-        if plan is not None:
-            return self._run(
-                forward_batch, self._policy.check_forced(forward_batch.batch_size, plan), started
-            )
-        chosen = self._policy.plan(forward_batch.batch_size)
+        batch_size, is_forced = forward_batch.batch_size, plan is not None
+        plan = self._policy.plan(batch_size) if plan is None else self._policy.check_forced(batch_size, plan)
         try:
-            return self._run(forward_batch, chosen, started)
+            logits, prepare_ns = self._steps.run(forward_batch, plan, started)
         except PlanLayoutError:
-            if self.model_runner.config.on_miss == "error":
+            if is_forced or self.model_runner.config.on_miss == "error":
                 raise
-            return self._run(forward_batch, StepPlan("eager", (), "plan_layout"), started)
-
-    def _run(self, batch: ForwardBatch, plan: StepPlan, started: int) -> LogitsProcessorOutput:
-        assert self._steps is not None
-        logits, prepare_ns = self._steps.run(batch, plan, started)
-        self._log.add(batch.batch_size, plan, prepare_ns)
-        token_ids = self.model_runner.token_ids[: batch.batch_size]
+            plan = StepPlan("eager", (), "plan_layout")
+            logits, prepare_ns = self._steps.run(forward_batch, plan, started)
+        self._log.add(batch_size, plan, prepare_ns)
+        token_ids = self.model_runner.token_ids[:batch_size]
         if self.copy_output:
             return LogitsProcessorOutput(logits.clone(), token_ids.clone())
         return LogitsProcessorOutput(logits, token_ids)

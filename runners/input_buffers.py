@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from runners.staging import CopyFences, Upload
 _NUM_STAGING_BUFFERS = 8
 #: The static inputs, in the order of `_layout`; lengths are taken where the host has them.
 _INPUTS = ("input_ids", "positions", "out_cache_loc", "req_pool_indices", "seq_lens_cpu", "token_source")
+View = TypeVar("View")
 _inputs_of: Callable[[ForwardBatch], tuple[torch.Tensor | None, ...]] = attrgetter(*_INPUTS)
 
 
@@ -35,6 +36,17 @@ class _Field:
         return packed[self.offset : self.offset + num_rows * self.dtype.itemsize].view(self.dtype)
 
 
+class _FirstRows(dict[int, View]):
+    """Views of the first so many rows of something, kept: cutting one costs as much as all its step's arithmetic."""
+
+    def __init__(self, cut: Callable[[int], View]) -> None:
+        self._cut = cut
+
+    def __missing__(self, num_rows: int) -> View:
+        view = self[num_rows] = self._cut(num_rows)
+        return view
+
+
 class _StagingBuffer:
     """A host image of the packed buffer, pinned on CUDA. Rows from `num_rows` on hold their fill."""
 
@@ -43,31 +55,15 @@ class _StagingBuffer:
         tensors = {name: f.view(self.packed, max_bs) for name, f in fields.items()}
         for name, f in fields.items():
             tensors[name].fill_(f.fill)
-        self._seq_lens_cpu = tensors["seq_lens"]
-        self._lens_views: dict[int, torch.Tensor] = {}
+        seq_lens = tensors["seq_lens"]
+        self.seq_lens_cpu = _FirstRows(lambda num_rows: seq_lens[:num_rows])
         #: Name and rows of each field.
         self._columns = {name: tensors[name].numpy() for name in fields}
         #: `[3, max_bs]` each: all fields of int64, and of int32.
-        self._wide, self._narrow = _rows_of(self.packed, max_bs)
+        self._wide, self._narrow = wide, narrow = _rows_of(self.packed, max_bs)
         self._wide_fill, self._narrow_fill = self._wide[:, -1:].copy(), self._narrow[:, -1:].copy()
-        self._row_views: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = {}
+        self._first_rows = _FirstRows(lambda num_rows: (wide[:, :num_rows], narrow[:, :num_rows]))
         self.num_rows = 0
-
-    # Views are kept: cutting one costs as much as all its step's arithmetic.
-
-    def seq_lens_cpu(self, num_rows: int) -> torch.Tensor:
-        """`[num_rows]`."""
-        view = self._lens_views.get(num_rows)
-        if view is None:
-            view = self._lens_views[num_rows] = self._seq_lens_cpu[:num_rows]
-        return view
-
-    def _first_rows(self, num_rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """`[3, num_rows]` each: all fields of int64, and of int32."""
-        views = self._row_views.get(num_rows)
-        if views is None:
-            views = self._row_views[num_rows] = (self._wide[:, :num_rows], self._narrow[:, :num_rows])
-        return views
 
     def write(self, batch: ForwardBatch) -> list[tuple[str, torch.Tensor]]:
         """Write host inputs and padding rows; return the inputs that are on the device."""
@@ -75,7 +71,7 @@ class _StagingBuffer:
         if n > stale:
             self.num_rows = n  # until all of it is written
         if host_rows is not None and host_rows.are_of(batch):
-            wide, narrow = self._first_rows(n)
+            wide, narrow = self._first_rows[n]
             wide[...], narrow[...] = host_rows.wide, host_rows.narrow
             is_complete = batch.token_source is host_rows.token_source
             on_device = [] if is_complete else self._write_each({"token_source": batch.token_source}, n)
@@ -158,7 +154,7 @@ class InputBuffers:
 
     def first_seq_lens_cpu(self, num_rows: int) -> torch.Tensor:
         """Return the first `num_rows` of `seq_lens_cpu`."""
-        return self._staging[self._turn].seq_lens_cpu(num_rows)
+        return self._staging[self._turn].seq_lens_cpu[num_rows]
 
     @property
     def fills(self) -> dict[str, int]:
