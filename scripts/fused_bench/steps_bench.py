@@ -44,13 +44,8 @@ ROWS = (32, 8, 128, 1)
 #: Outputs of the head in the checks: the whole one would take the time of all the rest.
 _HEAD_OUTPUTS = 8192
 _REPLAYS = 8
-#: Rows → tiles beside the shipped one, where that is still the first kernel's.
-_ATTENTION: dict[int, list[dict[str, int]]] = {
-    32: [
-        {"splits": 1, "block": block, "num_warps": warps, "stages": stages, "heads": 1, "min_span": 128}
-        for block, warps, stages in ((16, 2, 5), (16, 4, 4), (32, 2, 3), (32, 4, 2), (32, 4, 3), (64, 2, 2))
-    ],
-}
+#: Pages of the next layer that a program of the shipped attention brings to the L2 cache.
+_NEXT_PAGES = (1, 2, 3, 4, 8)
 
 
 Variant = Recipe | AttentionTile
@@ -88,7 +83,9 @@ def variants_of(dims: Dims, rows: int) -> dict[str, list[Variant]]:
     found: dict[str, list[Variant]] = {
         name: [*product_tiles(name, shape_product(name, *shapes[name], dims.tied), rows)] for name in PRODUCTS
     }
-    return found | {"attention": [AttentionTile(**tile) for tile in _ATTENTION.get(rows, [])]}
+    tile = shipped(shipped_table(), dims, rows)["attention"]
+    assert isinstance(tile, AttentionTile)
+    return found | {"attention": [replace(tile, next_pages=pages) for pages in _NEXT_PAGES]}
 
 
 def _checks(all_dims: list[Dims], all_rows: tuple[int, ...]) -> Iterator[Check]:

@@ -48,7 +48,8 @@ def fragment_tiles(product: Product, rows: int) -> list[FragmentTile]:
             continue
         min_ctas = min(4 if warps == 4 else 2, _REGISTERS // (32 * warps * registers))
         for tiles in (1, 2, 3, 4, 6, 8, 12, 16, 24):
-            part_tiles = 4 if tiles % 4 == 0 and product.num_outputs > 2048 else 1
+            # Few sums of squares, but for a small product, whose CTAs add them up one tile each.
+            part_tiles = next(n for n in (4, 3, 2, 1) if tiles % n == 0) if product.num_outputs > 2048 else 1
             tile = FragmentTile(turns, tiles, splits, warps, 1, part_tiles, min_ctas)
             room = _SHARED_BYTES // min_ctas - tile.shared_bytes(rows)
             tile = replace(tile, stages=1 + min(room // tile.stage_bytes, turns * tiles - 1, 8))

@@ -82,3 +82,43 @@ def prefetch_tokens(ptr, at, mask, SIZE: tl.constexpr):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def pages_behind(
+    pages, num_pages, program, programs, limit, PAGES: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr
+):  # fmt: skip
+    """`[LANES]` int32: the page that each lane will `prefetch_pages` a chunk of; -1 for none.
+
+    Of a request's `num_pages`, listed at `pages`, each of its `programs` takes every so manieth from the end on,
+    up to `limit`, a number of at most `PAGES`.
+    """
+    lane = tl.arange(0, LANES)
+    turn = lane // (2 * CHUNKS)
+    index = num_pages - 1 - program - programs * turn
+    return tl.load(pages + index, mask=(turn < tl.minimum(limit, PAGES)) & (index >= 0), other=-1)
+
+
+@triton.jit
+def prefetch_pages(
+    page, k_cache_ptr, v_cache_ptr, PAGE_BYTES: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr
+):  # fmt: skip
+    """Bring the pages of `pages_behind` of both caches into the L2 cache, without waiting: a chunk a lane."""
+    lane = tl.arange(0, LANES)
+    SIZE: tl.constexpr = PAGE_BYTES // CHUNKS
+    at = page.to(tl.int64) * PAGE_BYTES + lane % CHUNKS * SIZE
+    address = tl.where(lane // CHUNKS % 2 == 0, k_cache_ptr.to(tl.int64), v_cache_ptr.to(tl.int64)) + at
+    size = tl.where(page >= 0, SIZE, 0)
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        setp.gt.s32 p, $2, 0;
+        @p cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [address, size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

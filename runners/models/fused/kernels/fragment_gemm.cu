@@ -21,6 +21,7 @@ constexpr int THREADS = WARPS * 32;
 constexpr int NUM_N = ROWS / 8;
 constexpr int STRIDE = 20;  // Floats between rows of partial sums: 16 and 4 to keep the banks apart.
 constexpr int PARTS = TILES / PART_TILES;
+constexpr int WARP_ROWS = (ROWS + WARPS - 1) / WARPS;  // Whose scale a warp works out.
 constexpr int CTA_INPUTS = WARPS * TURNS * 64;
 constexpr int CTA_ROWS = (ROWS + SPLITS - 1) / SPLITS;  // That it finishes.
 constexpr int ITEMS = CTA_ROWS * PARTS, TURN_ITEMS = THREADS / 8;
@@ -159,11 +160,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_gemm(
             for (int h = 0; h < 2; h++) b[c][h][i] = *reinterpret_cast<const uint4*>(row + 64 * c + 32 * h);
     }
 #if SCALED
-    for (int row = warp; row < num_rows; row += WARPS) {
-        float sum = 0;
-        for (int i = lane; i < num_squares; i += 32) sum += squares[row * num_squares + i];
-        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-        if (lane == 0) scale[row] = rsqrtf(sum / K + eps);
+    // All rows of a warp at once: one after the other each would wait for its sums.
+    float squared[WARP_ROWS] = {};
+    for (int first = lane; first < num_squares; first += 64) {
+#pragma unroll
+        for (int i = 0; i < 2 * WARP_ROWS; i++) {
+            const int row = warp + i / 2 * WARPS, at = first + i % 2 * 32;
+            if (row < num_rows && at < num_squares) squared[i / 2] += squares[row * num_squares + at];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < WARP_ROWS; i++) {
+        for (int step = 16; step > 0; step /= 2) squared[i] += __shfl_xor_sync(~0u, squared[i], step);
+        if (lane == 0 && warp + i * WARPS < ROWS) scale[warp + i * WARPS] = rsqrtf(squared[i] / K + eps);
     }
 #endif
 
