@@ -202,6 +202,7 @@ class PlanlessBackend(TorchAttentionBackend):
     def __init__(self, groups: Any, kv: Any, **options: Any) -> None:
         super().__init__(groups, kv, **options)
         self._static_lens = HostLens()
+        self._longest = np.array(self.max_seq_len, dtype=np.int32)
 
     init_forward_metadata_replay_cuda_graph = (
         TritonAttentionBackend.init_forward_metadata_replay_cuda_graph  # type: ignore[assignment]
