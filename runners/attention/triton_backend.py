@@ -26,10 +26,6 @@ _MAX_SPLITS = 16
 _IN_FLIGHT_BYTES = 96 << 10
 
 
-#: Of a page, brought to the L2 cache by one lane.
-_CHUNK_BYTES = 8192
-
-
 @dataclass(frozen=True)
 class AttentionTile:
     """How the kernel cuts a batch up.
@@ -51,12 +47,9 @@ class AttentionTile:
     min_span: int = 64
     #: Registers a thread may have, so that more programs share a multiprocessor; 0: as many as it likes.
     registers: int = 0
-    #: Pages of the next layer that a program brings to the L2 cache when it is done with this one's.
-    next_pages: int = 0
 
     def __str__(self) -> str:
         name = f"s{self.splits}b{self.block}w{self.num_warps}x{self.stages}"
-        name += f"n{self.next_pages}" if self.next_pages else ""
         if self.heads:
             return f"h{self.heads}{name}m{self.min_span}" + (f"r{self.registers}" if self.registers else "")
         return f"{name}p{self.prefetch}" if self.prefetch else name
@@ -197,23 +190,17 @@ class TritonAttentionBackend(AttentionBackend):
 
     def attend_decode(self, q: torch.Tensor, layer: AttentionLayer, batch: ForwardBatch) -> torch.Tensor:
         """Attend with `q` `[bs, num_qo_heads, head_dim]`; keys and values are in the cache already."""
-        return self._launch(q, None, layer, batch, None)
+        return self._launch(q, None, layer, batch)
 
     def attend_fused(
-        self,
-        qkv: torch.Tensor,
-        inputs: HeadInputs,
-        layer: AttentionLayer,
-        batch: ForwardBatch,
-        following: AttentionLayer | None = None,
+        self, qkv: torch.Tensor, inputs: HeadInputs, layer: AttentionLayer, batch: ForwardBatch
     ) -> torch.Tensor:
         """Norm, rotate, write to the cache and attend in one kernel, from the raw merged projection.
 
         `qkv` is `[bs, (num_qo_heads + 2 * num_kv_heads) * head_dim]`; returns
-        `[bs, num_qo_heads, head_dim]`. `following` is the layer behind this one: a part of its cache is brought
-        to the L2 cache while the products between them run.
+        `[bs, num_qo_heads, head_dim]`.
         """
-        return self._launch(qkv, inputs, layer, batch, following)
+        return self._launch(qkv, inputs, layer, batch)
 
     def tile(self, batch_size: int) -> AttentionTile:
         """The tile for a batch: the one set for it, or the rule of thumb.
@@ -224,12 +211,7 @@ class TritonAttentionBackend(AttentionBackend):
         return self.tiles.get(batch_size) or default_tile(batch_size, self._max_kv_heads, row_bytes)
 
     def _launch(
-        self,
-        q: torch.Tensor,
-        inputs: HeadInputs | None,
-        layer: AttentionLayer,
-        batch: ForwardBatch,
-        following: AttentionLayer | None,
+        self, q: torch.Tensor, inputs: HeadInputs | None, layer: AttentionLayer, batch: ForwardBatch
     ) -> torch.Tensor:
         from runners.models.fused.kernels.decode_attention import decode_attention_kernel
         from runners.models.fused.kernels.striped_attention import striped_attention_kernel
@@ -248,10 +230,6 @@ class TritonAttentionBackend(AttentionBackend):
         norms = (q, q) if inputs is None or inputs.q_norm is None else (inputs.q_norm, inputs.k_norm)
         table = self.kv.page_table
         limit = {"maxnreg": tile.registers} if tile.registers else {}
-        behind = following or layer
-        page_bytes = behind.k_cache[0].nbytes
-        chunks = next((n for n in (4, 2) if page_bytes % (n * _CHUNK_BYTES) == 0), 1)
-        next_pages = min(tile.next_pages, 32 * tile.num_warps // (2 * chunks))
         if tile.heads:
             # The largest power of two up to the tile's that divides the heads.
             together = math.gcd(tile.heads, heads)
@@ -265,15 +243,13 @@ class TritonAttentionBackend(AttentionBackend):
             prefetch = tile.prefetch if layer.k_cache.element_size() == 2 else -1
             options = {"GROUP_BLOCK": max(16, power), "PREFETCH": prefetch}
         launch(kernel, grid,
-            q, *norms, q if inputs is None else inputs.cos_sin, layer.k_cache, layer.v_cache,
-            behind.k_cache, behind.v_cache, table,
+            q, *norms, q if inputs is None else inputs.cos_sin, layer.k_cache, layer.v_cache, table,
             batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc, out, part, stat, self._counters,
-            table.stride(0), 0 if following is None else next_pages, group.sm_scale, 0.0 if inputs is None else inputs.layout.eps,
+            table.stride(0), group.sm_scale, 0.0 if inputs is None else inputs.layout.eps,
             NUM_KV_HEADS=heads, GROUP=share, GROUP_POWER=power, HEAD_DIM=group.head_dim,
             PAGE_SIZE=self.kv.page_size, WINDOW=group.sliding_window or 0,
             SOFT_CAP=group.logits_soft_cap or 0.0, FUSED=inputs is not None, HAS_NORM=norms[0] is not q,
-            SPLITS=tile.splits, BLOCK=tile.block, STAGES=tile.stages, NEXT_PAGES=next_pages, NEXT_CHUNKS=chunks, NEXT_PAGE_BYTES=page_bytes,
-            LANES=32 * tile.num_warps, PDL=self.pdl, **options,
+            SPLITS=tile.splits, BLOCK=tile.block, STAGES=tile.stages, PDL=self.pdl, **options,
             **launch_options(self.pdl, num_warps=tile.num_warps, **limit),
         )  # fmt: skip
         return out

@@ -44,8 +44,40 @@ ROWS = (32, 8, 128, 1)
 #: Outputs of the head in the checks: the whole one would take the time of all the rest.
 _HEAD_OUTPUTS = 8192
 _REPLAYS = 8
-#: Pages of the next layer that a program of the shipped attention brings to the L2 cache.
-_NEXT_PAGES = (1, 2, 3, 4, 8)
+#: Attention beside the shipped tile, at 16 to 32 rows: splits, block, warps, stages, key heads of a program (0: the
+#: blocked kernel), tokens prefetched.
+_ATTENTION = (
+    *(
+        (1, 64, 4, 3, 0, 0),
+        (1, 64, 8, 3, 0, 0),
+        (1, 128, 4, 2, 0, 0),
+        (1, 128, 8, 3, 0, 0),
+        (2, 64, 4, 3, 0, 0),
+    ),
+    *(
+        (2, 64, 4, 2, 0, 0),
+        (2, 128, 8, 2, 0, 0),
+        (2, 128, 4, 2, 0, 0),
+        (1, 32, 4, 4, 0, 0),
+        (2, 32, 4, 4, 0, 0),
+    ),
+    *((1, 128, 8, 2, 0, 128), (1, 128, 8, 2, 0, 256), (1, 64, 4, 3, 0, 128), (2, 64, 4, 3, 0, 64)),
+    *(
+        (1, 16, 4, 4, 1, 0),
+        (1, 16, 8, 3, 1, 0),
+        (1, 32, 4, 2, 1, 0),
+        (1, 32, 2, 3, 1, 0),
+        (2, 16, 4, 4, 1, 0),
+    ),
+    *(
+        (2, 16, 4, 3, 1, 0),
+        (2, 16, 2, 5, 1, 0),
+        (2, 32, 2, 3, 1, 0),
+        (4, 16, 2, 4, 1, 0),
+        (4, 16, 4, 3, 1, 0),
+    ),
+    *((1, 16, 2, 4, 2, 0), (2, 16, 4, 4, 2, 0), (2, 16, 2, 4, 2, 0), (4, 16, 4, 3, 2, 0)),
+)
 
 
 Variant = Recipe | AttentionTile
@@ -83,9 +115,11 @@ def variants_of(dims: Dims, rows: int) -> dict[str, list[Variant]]:
     found: dict[str, list[Variant]] = {
         name: [*product_tiles(name, shape_product(name, *shapes[name], dims.tied), rows)] for name in PRODUCTS
     }
-    tile = shipped(shipped_table(), dims, rows)["attention"]
-    assert isinstance(tile, AttentionTile)
-    return found | {"attention": [replace(tile, next_pages=pages) for pages in _NEXT_PAGES]}
+    tiles = [
+        AttentionTile(splits, block, warps, stages, prefetch, heads, 128)
+        for splits, block, warps, stages, heads, prefetch in _ATTENTION
+    ]
+    return found | {"attention": tiles if 16 <= rows <= 32 else []}
 
 
 def _checks(all_dims: list[Dims], all_rows: tuple[int, ...]) -> Iterator[Check]:

@@ -158,7 +158,7 @@ class AttentionCase:
         self.backend.tiles[len(self.lengths)] = tile
         self.backend.pdl = pdl
         if self.shape.fused:
-            return self.backend.attend_fused(self.qkv, self.inputs, self.layer, self.batch, self.layer)
+            return self.backend.attend_fused(self.qkv, self.inputs, self.layer, self.batch)
         q, k, v = split_heads(self.qkv, self.inputs)
         return self.backend.forward_decode(q, k, v, self.layer, self.batch)
 

@@ -68,7 +68,8 @@ class FragmentTile:
     def shared_bytes(self, num_rows: int) -> int:
         """Shared memory of a CTA for `num_rows` rows."""
         rows = padded_rows(num_rows)
-        sums = 2 * self.warps * rows * _STRIDE + self.tiles * rows * _TILE_ROWS + rows
+        finished = -(-rows // self.splits) * self.splits
+        sums = 2 * self.warps * rows * _STRIDE + self.tiles * finished * _TILE_ROWS + rows
         return self.stages * self.stage_bytes + 4 * sums
 
 

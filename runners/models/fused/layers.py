@@ -9,7 +9,6 @@ residual stream leaves its sums of squares, the next projection scales its outpu
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -30,12 +29,7 @@ class FusedDecode(Protocol):
     """A backend that takes the raw merged projection and does everything up to the output heads."""
 
     def attend_fused(
-        self,
-        qkv: torch.Tensor,
-        inputs: HeadInputs,
-        layer: AttentionLayer,
-        batch: ForwardBatch,
-        following: AttentionLayer | None = None,
+        self, qkv: torch.Tensor, inputs: HeadInputs, layer: AttentionLayer, batch: ForwardBatch
     ) -> torch.Tensor: ...
 
 
@@ -70,8 +64,6 @@ class Step:
     #: A decode step: prefill takes the vendor's GEMM, whose shapes vary too much to compile for each.
     decodes: bool
     pdl: bool
-    #: The attention of the layer behind the one at work; None for the last one.
-    following: AttentionLayer | None = None
 
     def recipe(self, name: str, num_rows: int) -> Recipe:
         """The recipe of the product `name` for this many rows."""
@@ -111,16 +103,12 @@ class FusedAttention(nn.Module):
         heads = self._attend(merged.x, inputs, step).flatten(1)
         return step.product("output", Rows(heads), self.output, residual=stream.x)
 
-    def attention_layer(self) -> AttentionLayer:
-        """What a backend needs to know of this layer."""
-        return AttentionLayer(self.group_id, self.k_cache, self.v_cache)
-
     def _attend(self, qkv: torch.Tensor, inputs: HeadInputs, step: Step) -> torch.Tensor:
-        layer = self.attention_layer()
+        layer = AttentionLayer(self.group_id, self.k_cache, self.v_cache)
         batch, backend = step.batch, step.backend
         if not batch.forward_mode.is_extend():
             if isinstance(backend, FusedDecode):
-                return backend.attend_fused(qkv, inputs, layer, batch, step.following)
+                return backend.attend_fused(qkv, inputs, layer, batch)
             if isinstance(backend, SeparateDecode):
                 slots = batch.out_cache_loc
                 q = rotate_into(qkv, inputs, layer.k_cache, layer.v_cache, slots, pdl=step.pdl)
@@ -175,17 +163,14 @@ class FusedDecoder(nn.Module):
         #: `[num_kept, vocab_size]`: where the logits go of calls that fit it; None for a tensor of their own.
         self.logits_out: torch.Tensor | None = None
 
-    @property
-    def _layers(self) -> list[FusedLayer]:
-        return [layer for layer in self.layers if isinstance(layer, FusedLayer)]
-
     def products(self) -> dict[str, list[Product]]:
         """The products of the model by name, one a layer (the head: one)."""
+        layers = [layer for layer in self.layers if isinstance(layer, FusedLayer)]
         return {
-            "qkv": [layer.attention.qkv for layer in self._layers],
-            "output": [layer.attention.output for layer in self._layers],
-            "gate_up": [layer.gate_up for layer in self._layers],
-            "down": [layer.down for layer in self._layers],
+            "qkv": [layer.attention.qkv for layer in layers],
+            "output": [layer.attention.output for layer in layers],
+            "gate_up": [layer.gate_up for layer in layers],
+            "down": [layer.down for layer in layers],
             "head": [self.head],
         }
 
@@ -210,9 +195,7 @@ class FusedDecoder(nn.Module):
         source, sampled = context.batch.token_source, context.token_ids
         fed = None if source is None or sampled is None else (source, sampled)
         stream = Rows(*embed(input_ids.view(-1), self.embedding, fed=fed, pdl=step.pdl))
-        layers = self._layers
-        for layer, following in zip_longest(layers, layers[1:]):
-            step.following = None if following is None else following.attention.attention_layer()
+        for layer in self.layers:
             stream = layer(stream, step)
         stream = _keep(stream, logits_to_keep)
         return self._head(stream, step, context.token_ids if context.greedy else None)

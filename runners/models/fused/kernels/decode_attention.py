@@ -14,13 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from runners.models.fused.kernels.dependent_launch import (
-    pages_behind,
-    prefetch_pages,
-    prefetch_tokens,
-    start_next,
-    wait_for_previous,
-)
+from runners.models.fused.kernels.dependent_launch import prefetch_tokens, start_next, wait_for_previous
 from runners.models.fused.kernels.epilogue import arrives_last
 from runners.models.fused.kernels.qk_rope_cache import rotate_heads
 
@@ -89,7 +83,7 @@ def attend(q, k, v, mask, top, total, acc, sm_scale, SOFT_CAP: tl.constexpr):
     return higher, total, acc
 
 
-@triton.jit(do_not_specialize=["next_pages"])
+@triton.jit
 def decode_attention_kernel(
     q_ptr,  # FUSED: [bs, (GROUP + 2) * NUM_KV_HEADS, HEAD_DIM] raw; else [bs, heads, HEAD_DIM] rotated
     q_norm_ptr,  # [HEAD_DIM]
@@ -97,8 +91,6 @@ def decode_attention_kernel(
     cos_sin_ptr,  # [max_positions, HEAD_DIM] float32
     k_cache_ptr,  # [num_pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM]
     v_cache_ptr,
-    next_k_ptr,  # the caches of the layer behind this one
-    next_v_ptr,
     page_table_ptr,  # [rows, max_pages] int32
     request_ptr,  # [bs] int32: row of the page table
     seq_lens_ptr,  # [bs] int32, the new token included
@@ -108,7 +100,6 @@ def decode_attention_kernel(
     stat_ptr,  # [bs * NUM_KV_HEADS, SPLITS, 2, GROUP] float32: largest score, sum
     counter_ptr,  # [bs * NUM_KV_HEADS] int32, zero before and after
     page_table_stride,
-    next_pages,  # that a program brings of those caches to the L2 cache, at most NEXT_PAGES
     sm_scale,
     eps,
     NUM_KV_HEADS: tl.constexpr,
@@ -125,10 +116,6 @@ def decode_attention_kernel(
     BLOCK: tl.constexpr,
     PREFETCH: tl.constexpr,
     STAGES: tl.constexpr,
-    NEXT_PAGES: tl.constexpr,
-    NEXT_CHUNKS: tl.constexpr,
-    NEXT_PAGE_BYTES: tl.constexpr,
-    LANES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     kv_head, split, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -155,11 +142,6 @@ def decode_attention_kernel(
         )
         prefetch_tokens(k_cache_ptr, next_at, next_mask, HEAD_DIM)
         prefetch_tokens(v_cache_ptr, next_at, next_mask, HEAD_DIM)
-    if PDL and NEXT_PAGES > 0:
-        behind = pages_behind(
-            pages, tl.cdiv(seq_len, PAGE_SIZE), kv_head * SPLITS + split, NUM_KV_HEADS * SPLITS, next_pages,
-            NEXT_PAGES, NEXT_CHUNKS, LANES,
-        )  # fmt: skip
     wait_for_previous(PDL)
 
     q_at = (kv_head * GROUP + g) * HEAD_DIM
@@ -198,9 +180,6 @@ def decode_attention_kernel(
         v = load_cache(v_cache_ptr, at, mask, d).to(q.dtype)
         top, total, acc = attend(q, k, v, mask, top, total, acc, sm_scale, SOFT_CAP)
 
-    if PDL and NEXT_PAGES > 0:
-        # The products up to the next attention leave the memory idle for much of their time.
-        prefetch_pages(behind, next_k_ptr, next_v_ptr, NEXT_PAGE_BYTES, NEXT_CHUNKS, LANES)
     head = request * NUM_KV_HEADS + kv_head
     head_out_ptr = out_ptr + head.to(tl.int64) * GROUP * HEAD_DIM
     mask_g = g < GROUP

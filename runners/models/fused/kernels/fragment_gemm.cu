@@ -5,8 +5,8 @@
 // ahead, the first ones ahead of the wait for the kernel before. The inner dimension is permuted to make that
 // possible: within 32 inputs thread t of a row's four takes the 8 from 8t on, of the weight and of x alike. The
 // rows of x stay in registers, a warp's share of the inputs for all of its tiles. Partial sums are added over
-// warps in shared memory, over the CTAs of a cluster, which split the inner dimension, through theirs, always in the
-// same order.
+// warps in shared memory, over the CTAs of a cluster, which split the inner dimension, in that of the one that
+// finishes the row, always in the same order.
 //
 // Compiled by NVRTC with, by -D: ELEMENT (0 bf16, 1 fp16), ROWS (multiple of 8), WARPS, TURNS (64 inputs each,
 // of a warp), TILES (of 16 weight rows, of a CTA), SPLITS (CTAs of a cluster), STAGES,
@@ -74,17 +74,15 @@ __device__ __forceinline__ uint4 load_slot(u32 at) {
     return v;
 }
 
-// Two sums of the CTA of that rank in the cluster.
-__device__ __forceinline__ float2 load_pair(const float* mine, u32 rank) {
-    float2 v;
+// Stores to the shared memory of the CTA of that rank in the cluster.
+__device__ __forceinline__ void store_pair(float* mine, float2 v, u32 rank) {
     if constexpr (SPLITS == 1) {
-        v = *reinterpret_cast<const float2*>(mine);
+        *reinterpret_cast<float2*>(mine) = v;
     } else {
         u32 at = u32(__cvta_generic_to_shared(mine)), there;
         asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-        asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(there) : "memory");
+        asm volatile("st.shared::cluster.v2.f32 [%0], {%1,%2};" ::"r"(there), "f"(v.x), "f"(v.y) : "memory");
     }
-    return v;
 }
 
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
@@ -103,8 +101,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_gemm(
     constexpr int K = SPLITS * CTA_INPUTS;
     extern __shared__ __align__(16) char shared[];
     float* partial = reinterpret_cast<float*>(shared + STAGES * 64 * THREADS);  // [2][WARPS][ROWS][STRIDE]
-    float* sums = partial + 2 * WARPS * ROWS * STRIDE;  // [TILES][ROWS][16]
-    float* scale = sums + TILES * ROWS * 16;  // [ROWS]
+    // Of the rows that this CTA finishes: every so manieth of all.
+    float* sums = partial + 2 * WARPS * ROWS * STRIDE;  // [SPLITS][CTA_ROWS][TILES][16]
+    float* scale = sums + SPLITS * CTA_ROWS * TILES * 16;  // [ROWS]
 
 #if PDL
     asm volatile("griddepcontrol.launch_dependents;");
@@ -130,6 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_gemm(
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
+    if constexpr (SPLITS > 1) cluster_arrive();
 #pragma unroll
     for (int s = 0; s < STAGES; s++) copy_next(s);
 
@@ -176,6 +176,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_gemm(
     }
 #endif
 
+    // Nothing goes to a CTA that has not begun.
+    if constexpr (SPLITS > 1) cluster_wait();
     int slot = 0;
 #pragma unroll 1
     for (int tile = 0; tile < TILES; tile++) {
@@ -219,7 +221,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_gemm(
                 sum.x += more.x;
                 sum.y += more.y;
             }
-            *reinterpret_cast<float2*>(sums + (tile * ROWS + pair / 8) * 16 + pair % 8 * 2) = sum;
+            const int row = pair / 8;
+            store_pair(sums + ((split * CTA_ROWS + row / SPLITS) * TILES + tile) * 16 + pair % 8 * 2, sum, row % SPLITS);
         }
     }
     if constexpr (SPLITS == 1) {
@@ -239,17 +242,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_gemm(
 #pragma unroll
             for (int p = 0; p < PART_TILES; p++) {
                 const int tile = part * PART_TILES + p;
-                const float* at = sums + (tile * ROWS + row) * 16 + m;
-                float2 v = load_pair(at, 0), up = SILU ? load_pair(at + 8, 0) : v;
+                float2 v = {}, up = {};
 #pragma unroll
-                for (int r = 1; r < SPLITS; r++) {
-                    const float2 more = load_pair(at, r);
-                    v.x += more.x;
-                    v.y += more.y;
+                for (int s = 0; s < SPLITS; s++) {
+                    const float* at = sums + ((s * CTA_ROWS + item % CTA_ROWS) * TILES + tile) * 16 + m;
+                    v.x += at[0];
+                    v.y += at[1];
                     if (SILU) {
-                        const float2 more_up = load_pair(at + 8, r);
-                        up.x += more_up.x;
-                        up.y += more_up.y;
+                        up.x += at[8];
+                        up.y += at[9];
                     }
                 }
                 const int column = (first_tile + tile) * OUTPUTS + m;
@@ -282,10 +283,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_gemm(
         for (int step = 4; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
         if (valid && m == 0) squares_out[row * (n / (16 * PART_TILES)) + first_tile / PART_TILES + part] = total;
 #endif
-    }
-    // Another CTA may still read this one's sums.
-    if constexpr (SPLITS > 1) {
-        cluster_arrive();
-        cluster_wait();
     }
 }

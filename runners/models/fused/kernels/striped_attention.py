@@ -20,13 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from runners.models.fused.kernels.dependent_launch import (
-    pages_behind,
-    prefetch_pages,
-    prefetch_tokens,
-    start_next,
-    wait_for_previous,
-)
+from runners.models.fused.kernels.dependent_launch import prefetch_tokens, start_next, wait_for_previous
 from runners.models.fused.kernels.epilogue import arrives_last
 
 #: Stands for minus infinity, finite so that a difference of two is not NaN.
@@ -121,7 +115,7 @@ def merge_spans(
     tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=(g < GROUP)[:, None])
 
 
-@triton.jit(do_not_specialize=["next_pages"])
+@triton.jit
 def striped_attention_kernel(
     q_ptr,  # FUSED: [bs, (GROUP + 2) * NUM_KV_HEADS, HEAD_DIM] raw; else [bs, heads, HEAD_DIM] rotated
     q_norm_ptr,  # [HEAD_DIM]
@@ -129,8 +123,6 @@ def striped_attention_kernel(
     cos_sin_ptr,  # [max_positions, HEAD_DIM] float32
     k_cache_ptr,  # [num_pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM]
     v_cache_ptr,
-    next_k_ptr,  # the caches of the layer behind this one
-    next_v_ptr,
     page_table_ptr,  # [rows, max_pages] int32
     request_ptr,  # [bs] int32: row of the page table
     seq_lens_ptr,  # [bs] int32, the new token included
@@ -140,7 +132,6 @@ def striped_attention_kernel(
     stat_ptr,  # [bs * NUM_KV_HEADS, SPLITS, 2, GROUP] float32: largest score, sum
     counter_ptr,  # [bs * NUM_KV_HEADS] int32, zero before and after
     page_table_stride,
-    next_pages,  # that a program brings of those caches to the L2 cache, at most NEXT_PAGES
     sm_scale,
     eps,
     NUM_KV_HEADS: tl.constexpr,
@@ -159,10 +150,6 @@ def striped_attention_kernel(
     BLOCK: tl.constexpr,
     MIN_SPAN: tl.constexpr,
     STAGES: tl.constexpr,
-    NEXT_PAGES: tl.constexpr,
-    NEXT_CHUNKS: tl.constexpr,
-    NEXT_PAGE_BYTES: tl.constexpr,
-    LANES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head_block, split, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -210,11 +197,6 @@ def striped_attention_kernel(
     else:
         token_ptr = q_ptr + request.to(tl.int64) * GROUP * NUM_KV_HEADS * HEAD_DIM
 
-    if PDL and NEXT_PAGES > 0:
-        behind = pages_behind(
-            pages, tl.cdiv(seq_len, PAGE_SIZE), head_block * SPLITS + split, NUM_KV_HEADS // HEADS * SPLITS, next_pages,
-            NEXT_PAGES, NEXT_CHUNKS, LANES,
-        )  # fmt: skip
     q = tl.zeros([WAYS * HEADS, HEAD_DIM, GROUP_BLOCK], q_ptr.dtype.element_ty)
     top = tl.full([WAYS * HEADS, GROUP_BLOCK], LOWEST, tl.float32)
     total = tl.zeros([WAYS * HEADS, GROUP_BLOCK], tl.float32)
@@ -283,9 +265,6 @@ def striped_attention_kernel(
         k, v = k.to(q.dtype), v.to(q.dtype)
         top, total, acc = attend_turn(q, k, v, mask, top, total, acc, sm_scale, SOFT_CAP)
 
-    if PDL and NEXT_PAGES > 0:
-        # The products up to the next attention leave the memory idle for much of their time.
-        prefetch_pages(behind, next_k_ptr, next_v_ptr, NEXT_PAGE_BYTES, NEXT_CHUNKS, LANES)
     top, total, acc = merge_ways(top, total, acc, WAYS, HEADS)
     head = request * NUM_KV_HEADS + new_head
     g = tl.arange(0, GROUP_BLOCK)
