@@ -1,4 +1,4 @@
-"""The products of a device's table, from what `--only products` measured."""
+"""The products of a device's table, from what `--only products` and `--only steps` measured."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fused_bench.compile_ahead import shape_product
 from fused_bench.rig import ALL_DIMS, Dims
 from runners.models.fused.candidates import candidates
 from runners.models.fused.recipe import VENDOR, Recipe
+from runners.models.fused.tuning import recipe_of
 
 Entry = dict[str, Any]
 
@@ -26,31 +27,75 @@ def with_products(
     replaced = {_key(entry) for entry in new} - known
     kept = [entry for entry in entries if _key(entry) not in replaced]
     merged = kept + [entry for entry in new if _key(entry) in replaced]
-    shapes = list(dict.fromkeys((entry["n"], entry["k"]) for entry in merged))
-    return sorted(merged, key=lambda entry: (shapes.index((entry["n"], entry["k"])), entry["rows"]))
+    return _in_order(merged)
 
 
 def with_steps(entries: Sequence[Entry], cells: Mapping[str, Mapping[str, Any]]) -> list[Entry]:
     """The entries with the winners of `--only steps`, where the whole step is faster by them and its bits the same.
 
-    An entry that was assumed from that number of rows changes with it.
+    Every product of such a cell is measured at its rows from then on, also one that was left as it was. An entry
+    that was assumed from that number of rows changes with it, unless it has a cell of its own. ValueError for a
+    winner that no kernel describes any more.
     """
-    found = {(cell["model"], cell["num_rows"]): cell for cell in cells.values() if _is_better(cell)}
-    return [_as_in_steps(entry, found) for entry in entries]
+    merged = {_key(entry): entry for entry in entries}
+    with_cell = {
+        (*shape, cell["num_rows"])
+        for cell in cells.values()
+        for shape in ALL_DIMS[cell["model"]].shapes().values()
+    }
+    for cell in filter(is_better, cells.values()):
+        for new in _of_cell(cell):
+            rows, name = new["measured_rows"], new["product"]
+            merged[_key(new)] = _put(merged.get(_key(new)), new)
+            if cell["before"][name] == cell["after"][name]:
+                continue
+            for key, entry in merged.items():
+                is_assumed = entry["measured_rows"] == rows and key[:3] == _key(new)[:3]
+                if is_assumed and (*key[1:3], entry["rows"]) not in with_cell:
+                    merged[key] = _put(entry, new | {"rows": entry["rows"]})
+    return _in_order(merged.values())
 
 
-def _is_better(cell: Mapping[str, Any]) -> bool:
+def is_better(cell: Mapping[str, Any]) -> bool:
+    """Whether the step is faster by the winners, beyond the noise, and its bits are the same."""
     return bool(cell["same_bits"]) and cell["after_again_ms"] < 0.998 * cell["before_again_ms"]
 
 
-def _as_in_steps(entry: Entry, cells: Mapping[tuple[str, int], Mapping[str, Any]]) -> Entry:
-    name = entry["product"]
-    for (model, rows), cell in cells.items():
-        shape = ALL_DIMS[model].shapes()[name]
-        is_changed = cell["before"][name] != cell["after"][name]
-        if shape == (entry["n"], entry["k"]) and entry["measured_rows"] == rows and is_changed:
-            return {**entry, "tile": cell["tiles"][name], "us": None}
-    return entry
+def _of_cell(cell: Mapping[str, Any]) -> Iterator[Entry]:
+    rows = cell["num_rows"]
+    for name, (n, k) in ALL_DIMS[cell["model"]].shapes().items():
+        if name not in cell["tiles"]:
+            continue
+        entry = {
+            "product": name,
+            "n": n,
+            "k": k,
+            "rows": rows,
+            "dtype": "bfloat16",
+            "tile": cell["tiles"][name],
+        }
+        try:
+            recipe_of(entry)
+        except TypeError as error:
+            raise ValueError(
+                f"{cell['model']} {rows} rows: the winner of {name}, {entry['tile']}, is no tile of this version"
+                f" ({error}): measure these rows again"
+            ) from error
+        yield entry | {"us": None, "measured_rows": rows}
+
+
+def _put(old: Entry | None, new: Entry) -> Entry:
+    """`new`, or `old` where it says the same: it may know the microseconds."""
+    if old is None or recipe_of(old) != recipe_of(new):
+        return new
+    is_same = old["measured_rows"] == new["measured_rows"]
+    return old | {"us": old["us"] if is_same else None, "measured_rows": new["measured_rows"]}
+
+
+def _in_order(entries: Iterable[Entry]) -> list[Entry]:
+    entries = list(entries)
+    shapes = list(dict.fromkeys((entry["n"], entry["k"]) for entry in entries))
+    return sorted(entries, key=lambda entry: (shapes.index((entry["n"], entry["k"])), entry["rows"]))
 
 
 def _key(entry: Entry) -> tuple[Any, ...]:

@@ -3,7 +3,8 @@
 Of products that is the fastest at each number of rows (`product_table`). Of attention: a captured graph keeps
 its tile for requests of every length, and nobody knows at capture how long they will be. So there is one tile
 for a number of rows: the one whose time, over the best of each context measured, has the smallest geometric
-mean. The context of the published results counts twice.
+mean. The context of the published results counts twice. A tile that won within whole steps (`us` null, measured
+at its own rows) stays.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from fused_bench.product_table import with_products, with_steps
+from fused_bench.product_table import is_better, with_products, with_steps
 from fused_bench.rig import ALL_DIMS, CONTEXT
 from runners.attention.triton_backend import AttentionTile
 from runners.models.fused.gemm_choice import ROW_BUCKETS
@@ -32,6 +33,7 @@ def write_table(measured: Path, path: Path) -> None:
     products = with_products(table["products"], results.get("products", {}))
     products = with_steps(products, results.get("product_cells", {}))
     attention = _with_attention(table["attention"], results.get("attention_cells", {}))
+    attention = _with_step_attention(attention, results.get("product_cells", {}))
     # What stands before the entries as it was.
     head = text[: text.index(_START)]
     path.write_text(f'{head} "products": {_lines(products)},\n "attention": {_lines(attention)}\n}}\n')
@@ -53,16 +55,41 @@ def _lines(entries: list[dict[str, Any]]) -> str:
 def _with_attention(
     entries: list[dict[str, Any]], measured: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The table's attention, that of the models measured replaced."""
+    """The table's attention, that of the models measured replaced, except winners of whole steps."""
     cells: dict[tuple[str, int], list[Any]] = {}
     for cell in measured.values():
         cells.setdefault((cell["model"], cell["batch_size"]), []).append(cell)
     new = [entry for name in dict.fromkeys(name for name, _ in cells) for entry in _entries(name, cells)]
-    return [entry for entry in entries if _heads(entry) not in set(map(_heads, new))] + new
+    kept = {_heads_and_rows(e): e for e in entries if e["us"] is None and e["measured_rows"] == e["rows"]}
+    return [entry for entry in entries if _heads(entry) not in set(map(_heads, new))] + [
+        kept.get(_heads_and_rows(entry), entry) for entry in new
+    ]
+
+
+def _with_step_attention(
+    entries: list[dict[str, Any]], cells: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The entries with the attention of `--only steps`, where it changed and the whole step is faster."""
+    merged = {_heads_and_rows(entry): entry for entry in entries}
+    for cell in filter(is_better, cells.values()):
+        if cell["before"].get("attention") == cell["after"].get("attention"):
+            continue
+        dims, rows = ALL_DIMS[cell["model"]], cell["num_rows"]
+        new = {
+            "num_qo_heads": dims.heads, "num_kv_heads": dims.kv_heads, "head_dim": dims.head_dim, "rows": rows,
+            "tile": cell["tiles"]["attention"], "us": None, "measured_rows": rows, "us_by_context": None,
+        }  # fmt: skip
+        merged[_heads_and_rows(new)] = new
+    models = list(dict.fromkeys(map(_heads, merged.values())))
+    return sorted(merged.values(), key=lambda entry: (models.index(_heads(entry)), entry["rows"]))
 
 
 def _heads(entry: Mapping[str, Any]) -> tuple[int, int, int]:
     return entry["num_qo_heads"], entry["num_kv_heads"], entry["head_dim"]
+
+
+def _heads_and_rows(entry: Mapping[str, Any]) -> tuple[int, ...]:
+    return *_heads(entry), entry["rows"]
 
 
 def _entries(model: str, cells: Mapping[tuple[str, int], list[Any]]) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from runners.models.fused.fragment_gemm import FragmentTile
 from runners.models.fused.gemm_choice import PRODUCTS, ROW_BUCKETS, GemmChoice, bucket
 from runners.models.fused.recipe import VENDOR, Recipe
 from runners.models.fused.skinny_gemm import Product, Tile
@@ -38,9 +39,16 @@ def test_a_shipped_table_knows_each_product_at_each_number_of_rows(path: Path) -
             for rows in ROW_BUCKETS:
                 entry = table.product(name, product_of(dims, name), rows)
                 assert entry is not None and entry["rows"] >= rows
-                tile = recipe_of(entry).tile
-                assert tile is None or tile.block_m > 0 or rows == 1, "that kernel takes one row"
-                assert tile is None or tile.inputs_per_split(int(product_of(dims, name).weight.shape[1]))
+                assert_serves(recipe_of(entry).tile, product_of(dims, name), rows)
+
+
+def assert_serves(tile: Tile | FragmentTile | None, product: Product, rows: int) -> None:
+    if isinstance(tile, FragmentTile):
+        assert tile.refusal(product, rows) is None
+        assert tile.shared_bytes(rows) * tile.min_ctas <= 227 * 1024
+    elif tile is not None:
+        assert tile.block_m > 0 or rows == 1, "that kernel takes one row"
+        assert tile.inputs_per_split(int(product.weight.shape[1]))
 
 
 def test_a_tile_without_a_loop_is_refused_where_it_would_leave_inputs_out() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from runners.models.fused.candidates import candidates
+from runners.models.fused.fragment_gemm import FragmentTile
 from runners.models.fused.recipe import VENDOR
 from runners.models.fused.skinny_gemm import Tile
 from runners.models.fused.tuning import TABLES, WinnerTable, recipe_of
@@ -45,6 +46,8 @@ def test_a_shipped_tile_is_near_the_best_of_every_context_measured() -> None:
     for cell in json.loads(MEASURED.read_text())["attention_cells"].values():
         entry = table.attention_entry(16 if cell["model"] == "0.6b" else 32, 8, 128, cell["batch_size"])
         assert entry is not None and entry["measured_rows"] == cell["batch_size"]
+        if entry["us_by_context"] is None:  # a winner of whole steps
+            continue
         best, took = min(cell["attention_us"].values()), entry["us_by_context"][str(cell["context_len"])]
         assert took <= best * (1.03 if cell["context_len"] == 512 else 1.3), cell["context_len"]
 
@@ -94,25 +97,101 @@ def test_a_device_without_a_table_gets_one(tmp_path: Path) -> None:
     assert table.product("down", product_of(DIMS, "down"), 2) is None
 
 
-def test_winners_of_whole_steps_replace_what_was_shipped_if_the_step_is_faster(tmp_path: Path) -> None:
+def step_cell(rows: int, after_ms: float = 0.9, **tiles: dict[str, Any] | None) -> dict[str, Any]:
+    """A cell of `--only steps` in which `tiles` won; what it does not name stayed as the table has it."""
+    table, before = WinnerTable.read(TABLE), {}
+    for name in DIMS.shapes():
+        entry = table.product(name, product_of(DIMS, name), rows)
+        assert entry is not None
+        before[name] = entry["tile"]
+    names = dict.fromkeys([*before, "attention"], "old")
+    return {
+        **{"model": DIMS.name, "num_rows": rows, "same_bits": True, "tiles": before | tiles},
+        **{"before": names, "after": names | dict.fromkeys(tiles, "new")},
+        **{"before_again_ms": 1.0, "after_again_ms": after_ms},
+    }
+
+
+def with_cells(tmp_path: Path, *cells: dict[str, Any]) -> Path:
+    """The shipped table with the winners of `cells`."""
     path, measured = tmp_path / TABLE.name, tmp_path / "measured.json"
-    shutil.copy(TABLE, path)
-    tile = asdict(Tile(16, 64, 128, early=True))
-
-    def cell(rows: int, after_ms: float) -> dict[str, Any]:
-        names = dict.fromkeys(DIMS.shapes(), "old")
-        return {
-            **{"model": DIMS.name, "num_rows": rows, "same_bits": True, "tiles": {"qkv": tile}},
-            **{"before": names, "after": names | {"qkv": "new"}},
-            **{"before_again_ms": 1.0, "after_again_ms": after_ms},
-        }
-
-    cells = {"faster": cell(8, 0.9), "slower": cell(32, 1.1)}
-    measured.write_text(json.dumps({"product_cells": cells}))
+    if not path.exists():
+        shutil.copy(TABLE, path)
+    measured.write_text(json.dumps({"product_cells": {str(i): cell for i, cell in enumerate(cells)}}))
     write_table(measured, path)
-    table, before = WinnerTable.read(path), WinnerTable.read(TABLE)
+    return path
+
+
+STREAMED = asdict(Tile(16, 64, 128, early=True))
+FRAGMENTS = asdict(FragmentTile(4, 2))
+
+
+def test_winners_of_whole_steps_replace_what_was_shipped_if_the_step_is_faster(tmp_path: Path) -> None:
+    cells = step_cell(8, qkv=STREAMED), step_cell(32, 1.1, qkv=STREAMED)
+    table, before = WinnerTable.read(with_cells(tmp_path, *cells)), WinnerTable.read(TABLE)
     qkv, down = product_of(DIMS, "qkv"), product_of(DIMS, "down")
     entry = table.product("qkv", qkv, 8)
-    assert entry is not None and recipe_of(entry).tile == Tile(**tile)
+    assert entry is not None and recipe_of(entry).tile == Tile(**STREAMED)
     assert table.product("qkv", qkv, 32) == before.product("qkv", qkv, 32)
     assert table.product("down", down, 8) == before.product("down", down, 8)
+
+
+def test_a_number_of_rows_that_the_table_had_none_of_gets_all_products_of_its_cell(tmp_path: Path) -> None:
+    path = with_cells(tmp_path, step_cell(12, qkv=FRAGMENTS))
+    table, before = WinnerTable.read(path), WinnerTable.read(TABLE)
+    for name in DIMS.shapes():
+        product = product_of(DIMS, name)
+        entry, larger = table.product(name, product, 12), before.product(name, product, 12)
+        assert entry is not None and larger is not None and larger["rows"] == 16
+        assert (entry["rows"], entry["measured_rows"], entry["us"]) == (12, 12, None)
+        assert entry["tile"] == (FRAGMENTS if name == "qkv" else larger["tile"])
+        assert table.product(name, product, 16) == larger
+    count = [
+        sum(line.startswith('  {"product"') for line in p.read_text().splitlines()) for p in (path, TABLE)
+    ]
+    assert count[0] == count[1] + len(DIMS.shapes()), "an entry a line"
+
+
+def test_an_entry_follows_the_rows_that_it_was_assumed_from_unless_it_has_a_cell(tmp_path: Path) -> None:
+    qkv = product_of(DIMS, "qkv")
+
+    def tiles(path: Path) -> list[tuple[Any, int]]:
+        table = WinnerTable.read(path)
+        entries = [entry for rows in (2, 4, 8) if (entry := table.product("qkv", qkv, rows))]
+        return [(entry["tile"], entry["measured_rows"]) for entry in entries]
+
+    assert {rows for _, rows in tiles(TABLE)} == {8}
+    for cells in ((step_cell(8, qkv=STREAMED), step_cell(4)), (step_cell(4), step_cell(8, qkv=STREAMED))):
+        (tmp_path / TABLE.name).unlink(missing_ok=True)
+        assert tiles(with_cells(tmp_path, *cells)) == [(STREAMED, 8), (tiles(TABLE)[1][0], 4), (STREAMED, 8)]
+
+
+def test_what_is_written_again_changes_nothing(tmp_path: Path) -> None:
+    cells = step_cell(8, qkv=STREAMED, attention={"warps": 4}), step_cell(12, down=FRAGMENTS)
+    once = with_cells(tmp_path, *cells).read_text()
+    assert once != TABLE.read_text()
+    assert with_cells(tmp_path, *cells).read_text() == once
+
+
+def test_attention_that_won_within_whole_steps_goes_to_the_table_and_stays_there(tmp_path: Path) -> None:
+    cells = step_cell(32, attention={"warps": 4}), step_cell(24, attention={"warps": 8}), step_cell(1)
+    path = with_cells(tmp_path, *cells)
+    for again in range(2):
+        table, before = WinnerTable.read(path), WinnerTable.read(TABLE)
+        for rows, warps in ((32, 4), (24, 8)):
+            entry = table.attention_entry(16, 8, 128, rows)
+            assert entry is not None and (entry["rows"], entry["tile"]) == (rows, {"warps": warps})
+            assert (entry["us"], entry["us_by_context"], entry["measured_rows"]) == (None, None, rows)
+        for rows in (1, 16, 48):
+            assert table.attention_entry(16, 8, 128, rows) == before.attention_entry(16, 8, 128, rows)
+        assert table.attention_entry(32, 8, 128, 24) == before.attention_entry(32, 8, 128, 24)
+        if not again:
+            write_table(MEASURED, path)  # of attention alone
+
+
+def test_a_winner_that_no_kernel_describes_any_more_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"0\.6b 8 rows: the winner of down, .* 'share'.*: measure these rows again"
+    ):
+        with_cells(tmp_path, step_cell(8, qkv=STREAMED, down=FRAGMENTS | {"share": 2}))
+    assert (tmp_path / TABLE.name).read_text() == TABLE.read_text()
