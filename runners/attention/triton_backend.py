@@ -7,13 +7,16 @@ alone, so that a captured graph is ready as soon as its inputs are copied: host 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from runners.attention.base import AttentionBackend, AttentionGroup, AttentionLayer
+from runners.attention.fragment_attention import FragmentAttentionTile, attend_fragments
+from runners.attention.fragment_attention import unusable_reason as fragments_unusable_reason
 from runners.attention.host_pages import HostLens
 from runners.errors import PlanLayoutError
 from runners.forward_batch import ForwardBatch, ForwardMode
@@ -53,6 +56,11 @@ class AttentionTile:
         if self.heads:
             return f"h{self.heads}{name}m{self.min_span}" + (f"r{self.registers}" if self.registers else "")
         return f"{name}p{self.prefetch}" if self.prefetch else name
+
+
+def tile_of(values: Mapping[str, Any]) -> AttentionTile | FragmentAttentionTile:
+    """The tile of a table's entry."""
+    return FragmentAttentionTile(**values) if "warps" in values else AttentionTile(**values)
 
 
 def default_tile(batch_size: int, num_kv_heads: int, row_bytes: int = 256) -> AttentionTile:
@@ -111,7 +119,9 @@ class TritonAttentionBackend(AttentionBackend):
         #: True where every decode step is fused: the new key and value come from registers.
         self.looks_up_past_only = False
         #: Batch size → measured tile; `default_tile` where there is none.
-        self.tiles: dict[int, AttentionTile] = {}
+        self.tiles: dict[int, AttentionTile | FragmentAttentionTile] = {}
+        #: Why no step runs by a `FragmentAttentionTile`; None if they can.
+        self.no_fragments = fragments_unusable_reason(groups, kv.k_cache[0], device)
         self._static_lens = HostLens()
         self._longest = np.array(max_seq_len, dtype=np.int32)
         self._max_kv_heads = max(group.num_kv_heads for group in groups)
@@ -200,15 +210,22 @@ class TritonAttentionBackend(AttentionBackend):
         `qkv` is `[bs, (num_qo_heads + 2 * num_kv_heads) * head_dim]`; returns
         `[bs, num_qo_heads, head_dim]`.
         """
+        tile = self.tile(qkv.shape[0])
+        if isinstance(tile, FragmentAttentionTile) and self.no_fragments is None:
+            group, table = self.groups[layer.group_id], self.kv.page_table
+            return attend_fragments(qkv, inputs, group, layer, batch, table, tile, pdl=self.pdl)
         return self._launch(qkv, inputs, layer, batch)
 
-    def tile(self, batch_size: int) -> AttentionTile:
+    def tile(self, batch_size: int) -> AttentionTile | FragmentAttentionTile:
         """The tile for a batch: the one set for it, or the rule of thumb.
 
         A captured graph keeps it for requests of every length.
         """
+        return self.tiles.get(batch_size) or self._default_tile(batch_size)
+
+    def _default_tile(self, batch_size: int) -> AttentionTile:
         row_bytes = max(group.head_dim for group in self.groups) * self.kv.dtype.itemsize
-        return self.tiles.get(batch_size) or default_tile(batch_size, self._max_kv_heads, row_bytes)
+        return default_tile(batch_size, self._max_kv_heads, row_bytes)
 
     def _launch(
         self, q: torch.Tensor, inputs: HeadInputs | None, layer: AttentionLayer, batch: ForwardBatch
@@ -220,6 +237,8 @@ class TritonAttentionBackend(AttentionBackend):
         group, bs = self.groups[layer.group_id], q.shape[0]
         heads = group.num_kv_heads
         tile = self.tile(bs)
+        if isinstance(tile, FragmentAttentionTile):  # not of these heads: the others are served all the same
+            tile = self._default_tile(bs)
         share = group.num_qo_heads // heads
         power = 1 << (share - 1).bit_length()
         out = q.new_empty(bs, group.num_qo_heads, group.head_dim)

@@ -8,6 +8,7 @@ timed again, back to back with the step by the winners, whose logits must be the
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,8 @@ from fused_bench.rig import (
     run_step,
     triton_backend,
 )
-from runners.attention.triton_backend import AttentionTile, default_tile
+from runners.attention.fragment_attention import FragmentAttentionTile
+from runners.attention.triton_backend import AttentionTile, default_tile, tile_of
 from runners.models.fused.gemm_choice import PRODUCTS, bucket
 from runners.models.fused.recipe import VENDOR, Recipe
 from runners.models.fused.tuning import WinnerTable, recipe_of
@@ -44,43 +46,26 @@ ROWS = (32, 8, 128, 1)
 #: Outputs of the head in the checks: the whole one would take the time of all the rest.
 _HEAD_OUTPUTS = 8192
 _REPLAYS = 8
-#: Attention beside the shipped tile, at 16 to 32 rows: splits, block, warps, stages, key heads of a program (0: the
-#: blocked kernel), tokens prefetched.
+#: Attention beside the shipped tile: splits, warps, stages, CTAs of a multiprocessor.
 _ATTENTION = (
+    *((1, 4, 3, 2), (1, 4, 2, 3), (1, 8, 3, 1), (1, 8, 2, 1), (1, 2, 4, 3), (1, 2, 3, 4)),
+    *((2, 4, 3, 2), (2, 4, 2, 3), (2, 8, 2, 1), (2, 2, 4, 3), (2, 2, 3, 4)),
     *(
-        (1, 64, 4, 3, 0, 0),
-        (1, 64, 8, 3, 0, 0),
-        (1, 128, 4, 2, 0, 0),
-        (1, 128, 8, 3, 0, 0),
-        (2, 64, 4, 3, 0, 0),
+        (4, 4, 3, 2),
+        (4, 4, 2, 3),
+        (4, 2, 4, 3),
+        (4, 2, 3, 4),
+        (8, 4, 2, 3),
+        (8, 2, 4, 3),
+        (8, 2, 2, 6),
+        (8, 1, 4, 6),
     ),
-    *(
-        (2, 64, 4, 2, 0, 0),
-        (2, 128, 8, 2, 0, 0),
-        (2, 128, 4, 2, 0, 0),
-        (1, 32, 4, 4, 0, 0),
-        (2, 32, 4, 4, 0, 0),
-    ),
-    *((1, 128, 8, 2, 0, 128), (1, 128, 8, 2, 0, 256), (1, 64, 4, 3, 0, 128), (2, 64, 4, 3, 0, 64)),
-    *(
-        (1, 16, 4, 4, 1, 0),
-        (1, 16, 8, 3, 1, 0),
-        (1, 32, 4, 2, 1, 0),
-        (1, 32, 2, 3, 1, 0),
-        (2, 16, 4, 4, 1, 0),
-    ),
-    *(
-        (2, 16, 4, 3, 1, 0),
-        (2, 16, 2, 5, 1, 0),
-        (2, 32, 2, 3, 1, 0),
-        (4, 16, 2, 4, 1, 0),
-        (4, 16, 4, 3, 1, 0),
-    ),
-    *((1, 16, 2, 4, 2, 0), (2, 16, 4, 4, 2, 0), (2, 16, 2, 4, 2, 0), (4, 16, 4, 3, 2, 0)),
 )
+#: Tokens a request holds in the steps by which attention is chosen: a graph keeps its tile for all of them.
+_CONTEXTS = (128, 512, 512, 2048)
 
 
-Variant = Recipe | AttentionTile
+Variant = Recipe | AttentionTile | FragmentAttentionTile
 
 
 @dataclass(frozen=True)
@@ -105,7 +90,7 @@ def shipped(table: WinnerTable, dims: Dims, rows: int) -> dict[str, Variant]:
         found[name] = VENDOR if entry is None else recipe_of(entry)
     entry = table.attention_entry(dims.heads, dims.kv_heads, dims.head_dim, m)
     return found | {
-        "attention": default_tile(rows, dims.kv_heads) if entry is None else AttentionTile(**entry["tile"])
+        "attention": default_tile(rows, dims.kv_heads) if entry is None else tile_of(entry["tile"])
     }
 
 
@@ -115,11 +100,7 @@ def variants_of(dims: Dims, rows: int) -> dict[str, list[Variant]]:
     found: dict[str, list[Variant]] = {
         name: [*product_tiles(name, shape_product(name, *shapes[name], dims.tied), rows)] for name in PRODUCTS
     }
-    tiles = [
-        AttentionTile(splits, block, warps, stages, prefetch, heads, 128)
-        for splits, block, warps, stages, heads, prefetch in _ATTENTION
-    ]
-    return found | {"attention": tiles if 16 <= rows <= 32 else []}
+    return found | {"attention": [FragmentAttentionTile(*numbers) for numbers in _ATTENTION]}
 
 
 def _checks(all_dims: list[Dims], all_rows: tuple[int, ...]) -> Iterator[Check]:
@@ -148,7 +129,7 @@ def _widths(dims: Dims, name: str, rows: int) -> tuple[int, ...]:
 def check(job: Check) -> str:
     """What is wrong with a variant, against float32 and against itself again; empty if nothing."""
     dims, name, rows = job.dims, job.name, job.rows
-    if isinstance(job.variant, AttentionTile):
+    if not isinstance(job.variant, Recipe):
         return str(check_tile(Shape(dims.heads, dims.kv_heads, dims.head_dim), job.variant, False)["bad"])
     torch.manual_seed(1)
     n, k = dims.shapes()[name]
@@ -222,7 +203,11 @@ class Step:
 
     def __init__(self, dims: Dims, decoder: Any, kv: PagedKV, table: WinnerTable, rows: int) -> None:
         self.dims, self.decoder, self.kv, self.rows = dims, decoder, kv, rows
-        self.batch = decode_batch(kv, list(range(1, rows + 1)), [CONTEXT] * rows, dims.vocab)
+        self.batches = {
+            context: decode_batch(kv, list(range(1, rows + 1)), [context] * rows, dims.vocab)
+            for context in dict.fromkeys(_CONTEXTS)
+            if context <= kv.max_seq_len
+        }
         self.backend = triton_backend(dims, kv, rows)
         self.recipes: dict[tuple[str, int], Recipe] = decoder.choice.recipes
         self.set(shipped(table, dims, rows))
@@ -240,12 +225,17 @@ class Step:
             else:
                 self.recipes[name, self.rows] = value
 
-    def run(self) -> Any:
-        return run_step(self.decoder, self.backend, self.kv, self.batch)
+    def run(self, context: int = CONTEXT) -> Any:
+        return run_step(self.decoder, self.backend, self.kv, self.batches[context])
 
-    def ms(self, replays: int = _REPLAYS) -> float:
+    def ms(self, replays: int = _REPLAYS, context: int = CONTEXT) -> float:
         self.decoder.pdl = self.backend.pdl = DEVICE.type == "cuda"
-        return time_run(self.run, replays) / 1000
+        return time_run(lambda: self.run(context), replays) / 1000
+
+    def mean_ms(self, replays: int = _REPLAYS) -> float:
+        """The geometric mean over the contexts."""
+        ms = {context: self.ms(replays, context) for context in self.batches}
+        return math.prod(ms.get(context, ms[CONTEXT]) for context in _CONTEXTS) ** (1 / len(_CONTEXTS))
 
     def same_bits(self) -> bool:
         outs = []
@@ -259,19 +249,21 @@ def search(step: Step, variants: Mapping[str, list[Any]]) -> dict[str, Any]:
     """Replace one part after another by its variants; keep the fastest. Twice, the second time the best few."""
     before = step.choice()
     row: dict[str, Any] = {"before": {k: str(v) for k, v in before.items()}, "before_ms": step.ms(30)}
-    best, ms_by_part, errors = step.ms(), {}, {}
+    ms_by_part: dict[str, dict[str, float]] = {}
+    errors = {}
     for turn in range(2):
+        replays = (turn + 1) * _REPLAYS
         for name, some in variants.items():
+            measure = step.mean_ms if name == "attention" else step.ms
             times = ms_by_part.setdefault(name, {})
             if turn:
                 some = sorted((v for v in some if str(v) in times), key=lambda v: times[str(v)])[:3]
-                best = step.ms(2 * _REPLAYS)
-            kept = step.choice()[name]
+            kept, best = step.choice()[name], measure(replays)
             times.setdefault(str(kept), best)
             for variant in some:
                 step.set({name: variant})
                 try:
-                    took = step.ms((turn + 1) * _REPLAYS)
+                    took = measure(replays)
                 except Exception as error:  # A variant that does not fit the device is a row, not a failure.
                     errors[f"{name} {variant}"] = f"{type(error).__name__}: {str(error)[:160]}"
                     continue
@@ -304,7 +296,7 @@ def time_model(
 ) -> None:
     """The search at each number of rows."""
     decoder, table = random_decoder(dims, DTYPE), shipped_table()
-    kv = make_kv(dims, max(rows), CONTEXT, dims.layers, DTYPE)
+    kv = make_kv(dims, max(rows), max(_CONTEXTS), dims.layers, DTYPE)
     out = RESULTS.setdefault("product_cells", {})
     for m in rows:
         name = f"{dims.name} {m} rows"

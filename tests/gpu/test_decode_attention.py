@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from runners.attention.triton_backend import AttentionTile, default_tile
+from runners.attention.fragment_attention import FragmentAttentionTile
+from runners.attention.triton_backend import AttentionTile, default_tile, tile_of
 from runners.models.fused.launch import compile_ahead
 from runners.models.fused.tuning import TABLES, WinnerTable
 from tests.gpu.selected import parameters_of
-from tests.runners.attention_case import LENGTHS, AttentionCase, Shape, check_tile
+from tests.runners.attention_case import LENGTHS, AttentionCase, Shape, Tile, check_tile
 
 SHAPE = Shape(16, 8, 128)
 TILE = AttentionTile(4, 16, 4, 3, heads=2, min_span=32)
@@ -22,14 +23,14 @@ class Case:
     """A shape by a tile; `both` ways to launch it."""
 
     shape: Shape
-    tile: AttentionTile
+    tile: Tile
     both: bool = False
 
 
 def _shipped(heads: int, rows: int) -> Case:
     entry = WinnerTable.read(TABLES / "nvidia_h200_sm90.json").attention_entry(heads, 8, 128, rows)
     assert entry is not None
-    return Case(replace(SHAPE, heads=heads), AttentionTile(**entry["tile"]), both=True)
+    return Case(replace(SHAPE, heads=heads), tile_of(entry["tile"]), both=True)
 
 
 def _unmeasured(shape: Shape, rows: int) -> Case:
@@ -49,6 +50,18 @@ CASES = [
     _unmeasured(Shape(9, 3, 64, page_size=1), 1),
     _unmeasured(Shape(8, 4, 256), 1),
 ]
+FRAGMENTS = [
+    *(Case(SHAPE, FragmentAttentionTile(splits), both=True) for splits in (1, 2, 4, 8)),
+    Case(SHAPE, FragmentAttentionTile(1, 8, 2, 1)),
+    Case(replace(SHAPE, heads=32, page_size=32), FragmentAttentionTile(2, 2, 4, 3)),
+    Case(replace(SHAPE, heads=8, has_norm=False, dtype=torch.float16), FragmentAttentionTile(4, 1, 4, 6)),
+]
+#: What the kernel does not serve: the other one takes the step.
+NOT_FRAGMENTS = [
+    Case(Shape(16, 8, 128, window=100), FragmentAttentionTile(2)),
+    Case(Shape(16, 2, 128), FragmentAttentionTile(2)),
+    Case(Shape(16, 8, 128, fused=False), FragmentAttentionTile(2)),
+]
 
 
 def _is_modern() -> bool:
@@ -66,7 +79,15 @@ def compiled_side_by_side(request: pytest.FixtureRequest) -> None:
                 attention.run(case.tile, pdl)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *FRAGMENTS, *NOT_FRAGMENTS], ids=str)
 def test_attention_by_each_tile_is_that_of_float32(case: Case) -> None:
     outcome = check_tile(case.shape, case.tile, case.both and _is_modern())
     assert not outcome["bad"], outcome
+
+
+def test_fragments_serve_the_heads_that_they_are_made_for() -> None:
+    if not _is_modern():
+        pytest.skip("the kernel needs compute capability 9.0")
+    served = [AttentionCase(case.shape, (5,)).backend.no_fragments for case in FRAGMENTS]
+    refused = [AttentionCase(case.shape, (5,)).backend.no_fragments for case in NOT_FRAGMENTS[:2]]
+    assert served == [None] * len(FRAGMENTS) and all(refused)

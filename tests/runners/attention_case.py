@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from runners.attention.base import AttentionGroup, AttentionLayer
+from runners.attention.fragment_attention import FragmentAttentionTile
 from runners.attention.torch_backend import TorchAttentionBackend
 from runners.attention.triton_backend import AttentionTile, TritonAttentionBackend
 from runners.forward_batch import ForwardBatch, ForwardMode
@@ -37,9 +38,10 @@ class Shape:
     dtype: torch.dtype = DTYPE
 
 
-def check_tile(
-    shape: Shape, tile: AttentionTile, both: bool, lengths: tuple[int, ...] = LENGTHS
-) -> dict[str, Any]:
+Tile = AttentionTile | FragmentAttentionTile
+
+
+def check_tile(shape: Shape, tile: Tile, both: bool, lengths: tuple[int, ...] = LENGTHS) -> dict[str, Any]:
     """Worst error of outputs and cache writes, and `bad`: what is wrong, or an empty string."""
     torch.manual_seed(1)
     case = AttentionCase(shape, lengths)
@@ -153,7 +155,7 @@ class AttentionCase:
                 ] = True
             flat[~used] = float("nan")
 
-    def run(self, tile: AttentionTile, pdl: bool) -> torch.Tensor:
+    def run(self, tile: Tile, pdl: bool) -> torch.Tensor:
         """`[bs, heads, head_dim]`; from rotated heads where the shape is not fused."""
         self.backend.tiles[len(self.lengths)] = tile
         self.backend.pdl = pdl

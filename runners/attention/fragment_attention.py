@@ -1,0 +1,97 @@
+"""Decode attention in warps that stream keys and values as tensor-core fragments; compiled by NVRTC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from runners.attention.base import AttentionGroup, AttentionLayer
+from runners.forward_batch import ForwardBatch
+from runners.models.fused.launch import compiles_only
+from runners.models.fused.nvrtc import architecture_of, compile_cubin, is_available, launch_cuda
+from runners.models.fused.qk_rope_cache import HeadInputs
+
+_SOURCE = Path(__file__).parents[1] / "models" / "fused" / "kernels" / "fragment_attention.cu"
+_ELEMENTS = {torch.bfloat16: 0, torch.float16: 1}
+_HEAD_DIM, _MAX_GROUP, _WARP_TOKENS = 128, 4, 16
+#: Devices from here on have clusters and dependent launch.
+_FIRST = (9, 0)
+
+
+@dataclass(frozen=True)
+class FragmentAttentionTile:
+    """How the kernel cuts a batch up: a CTA a key head, request and span; a turn takes 16 tokens a warp."""
+
+    #: Spans of a request's past, one a CTA of a cluster: 1, 2, 4 or 8.
+    splits: int
+    warps: int = 4
+    #: Turns whose keys and values are on their way.
+    stages: int = 3
+    #: CTAs for which the registers of a multiprocessor must suffice.
+    min_ctas: int = 2
+
+    def __str__(self) -> str:
+        return f"frag s{self.splits}w{self.warps}x{self.stages}o{self.min_ctas}"
+
+    def shared_bytes(self, group: int) -> int:
+        """Shared memory of a CTA whose key head serves `group` query heads."""
+        sums = (self.warps + self.splits) * group * (_HEAD_DIM + 2)
+        return self.stages * 32 * self.warps * 256 + 4 * sums
+
+
+def unusable_reason(
+    groups: Sequence[AttentionGroup], cache: torch.Tensor, device: torch.device
+) -> str | None:
+    """Say why the kernel cannot serve a model on `device`, or None if it can.
+
+    `cache` is one layer's, `[num_pages, page_size, num_kv_heads, head_dim]`.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < _FIRST:
+        return "it needs a CUDA device of compute capability 9.0"
+    if not is_available():
+        return "the package cuda-bindings is not installed"
+    if cache.dtype not in _ELEMENTS or cache.shape[1] % _WARP_TOKENS:
+        return "it takes a cache of bfloat16 or float16 in pages of 16 tokens or a multiple"
+    for group in groups:
+        if group.head_dim != _HEAD_DIM or group.num_qo_heads > _MAX_GROUP * group.num_kv_heads:
+            return "it takes heads of 128 and at most 4 query heads a key head"
+        if group.sliding_window or group.logits_soft_cap:
+            return "it knows no sliding window and no soft cap"
+    return None
+
+
+def attend_fragments(
+    qkv: torch.Tensor,
+    inputs: HeadInputs,
+    group: AttentionGroup,
+    layer: AttentionLayer,
+    batch: ForwardBatch,
+    page_table: torch.Tensor,
+    tile: FragmentAttentionTile,
+    *,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Norm, rotate, write to the cache and attend, as `TritonAttentionBackend.attend_fused`."""
+    heads, share, bs = group.num_kv_heads, group.num_qo_heads // group.num_kv_heads, qkv.shape[0]
+    out = qkv.new_empty(bs, group.num_qo_heads, group.head_dim)
+    has_norm = inputs.q_norm is not None and inputs.k_norm is not None
+    defines = {
+        "ELEMENT": _ELEMENTS[qkv.dtype], "KV_HEADS": heads, "GROUP": share, "PAGE_SIZE": layer.k_cache.shape[1],
+        "WARPS": tile.warps, "STAGES": tile.stages, "SPLITS": tile.splits, "MIN_CTAS": tile.min_ctas,
+        "HAS_NORM": int(has_norm), "PDL": int(pdl),
+    }  # fmt: skip
+    if compiles_only():
+        compile_cubin(_SOURCE, architecture_of(qkv.device), tuple(defines.items()))
+        return out
+    launch_cuda(
+        _SOURCE, "fragment_attention", defines,
+        (qkv, qkv if inputs.q_norm is None else inputs.q_norm, qkv if inputs.k_norm is None else inputs.k_norm,
+         inputs.cos_sin, layer.k_cache, layer.v_cache, page_table, batch.req_pool_indices, batch.seq_lens,
+         batch.out_cache_loc, out, page_table.stride(0), group.sm_scale, inputs.layout.eps),
+        grid=bs * heads * tile.splits, threads=32 * tile.warps, shared_bytes=tile.shared_bytes(share),
+        cluster=tile.splits, pdl=pdl, device=qkv.device,
+    )  # fmt: skip
+    return out
