@@ -66,19 +66,13 @@ def _of_cell(cell: Mapping[str, Any]) -> Iterator[Entry]:
     for name, (n, k) in ALL_DIMS[cell["model"]].shapes().items():
         if name not in cell["tiles"]:
             continue
-        entry = {
-            "product": name,
-            "n": n,
-            "k": k,
-            "rows": rows,
-            "dtype": "bfloat16",
-            "tile": cell["tiles"][name],
-        }
+        tile = cell["tiles"][name]
+        entry = {"product": name, "n": n, "k": k, "rows": rows, "dtype": "bfloat16", "tile": tile}
         try:
             recipe_of(entry)
         except TypeError as error:
             raise ValueError(
-                f"{cell['model']} {rows} rows: the winner of {name}, {entry['tile']}, is no tile of this version"
+                f"{cell['model']} {rows} rows: the winner of {name}, {tile}, is no tile of this version"
                 f" ({error}): measure these rows again"
             ) from error
         yield entry | {"us": None, "measured_rows": rows}

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from runners.models.fused.candidates import candidates
 from runners.models.fused.fragment_gemm import FragmentTile
-from runners.models.fused.gemm_choice import PRODUCTS, ROW_BUCKETS, GemmChoice, bucket
+from runners.models.fused.gemm_choice import PRODUCTS, ROW_BUCKETS, GemmChoice, _runnable, _thin, bucket
 from runners.models.fused.recipe import VENDOR, Recipe
 from runners.models.fused.skinny_gemm import Product, Tile
-from runners.models.fused.tuning import TABLES, WinnerTable, _as_neighbour, recipe_of
+from runners.models.fused.tuning import TABLES, WinnerTable, _as_neighbour, _choose_products, recipe_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from fused_bench.rig import ALL_DIMS, Dims
+from fused_bench.rig import ALL_DIMS, Dims, random_decoder
 
 
 def product_of(dims: Dims, name: str) -> Product:
@@ -77,3 +78,49 @@ def test_what_is_not_measured_in_time_runs_as_its_neighbour_and_says_so() -> Non
         row = _as_neighbour(choice, "qkv", rows)
         assert (row.source, row.recipe, row.measured_rows) == ("neighbour", str(recipe), nearest)
         assert choice.recipe("qkv", rows) == recipe
+
+
+def test_a_tile_of_the_fragment_kernel_serves_no_more_rows_than_it_was_chosen_for() -> None:
+    choice, fragment, many = GemmChoice(), Recipe(FragmentTile(2, 1)), Recipe(Tile(16, 32, 128))
+    choice.recipes |= {("qkv", 8): many, ("qkv", 32): fragment, ("head", 32): fragment}
+    for rows, recipe, nearest in ((2, many, 8), (24, fragment, 32), (48, many, 8)):
+        row = _as_neighbour(choice, "qkv", rows)
+        assert (row.recipe, row.measured_rows) == (str(recipe), nearest)
+        del choice.recipes["qkv", rows]
+    assert _as_neighbour(choice, "head", 64).recipe == str(VENDOR)
+
+
+def test_a_recipe_of_the_table_that_cannot_run_here_is_not_used_and_the_record_says_why() -> None:
+    dims = Dims("tiny", 256, 1, 2, 1, 64, 512, 300, False)
+    model = random_decoder(dims, device=torch.device("cpu"))
+    entries = [
+        {
+            **{"product": name, "n": n, "k": k, "rows": 8, "dtype": "bfloat16", "us": 2.5, "measured_rows": 8},
+            "tile": {"turns": 1, "tiles": 1, "warps": 4} if name == "qkv" else {"block_m": 16, "block_n": 32, "block_k": 64},
+        }
+        for name, (n, k) in dims.shapes().items()
+        if name in ("qkv", "down")
+    ]  # fmt: skip
+    table = WinnerTable({"provenance": {}, "products": entries, "attention": []})
+    choices = {choice.product: choice for choice in _choose_products(model, table, 8, False, is_late=True)}
+    assert set(choices) == set(PRODUCTS)
+    assert (choices["qkv"].source, choices["qkv"].recipe) == ("default", str(VENDOR))
+    assert choices["qkv"].refused == "it needs a CUDA device of capability 8.0"
+    assert model.choice.recipe("qkv", 8) == VENDOR
+    assert (choices["down"].source, choices["down"].measured_us, choices["down"].refused) == (
+        "table",
+        2.5,
+        None,
+    )
+    assert (choices["head"].source, choices["head"].refused) == ("default", None)
+
+
+def test_what_is_measured_without_a_table_is_half_fragment_tiles_where_they_run() -> None:
+    recipes = candidates(product_of(ALL_DIMS["8b"], "down"), 8)
+    few = _thin(recipes, 4)
+    assert [isinstance(recipe.tile, FragmentTile) for recipe in few] == [True, True, False, False]
+    assert len(set(few)) == 4
+    plain = [recipe for recipe in recipes if not isinstance(recipe.tile, FragmentTile)]
+    assert len(_thin(plain, 4)) == 4
+    assert _thin(recipes, None) == recipes
+    assert _runnable(product_of(ALL_DIMS["8b"], "down"), 8) == plain, "its weight lies on no CUDA device"

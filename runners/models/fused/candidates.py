@@ -16,6 +16,8 @@ _SMALL_BYTES = 20 << 20
 _REGISTERS, _SHARED_BYTES = 65536, 225 * 1024
 #: Of the weight on its way to a CTA, at least.
 _AHEAD_BYTES = 48 * 1024
+#: Tiles of the fragment kernel among the candidates of a product, at most.
+_FRAGMENTS = 4
 #: Of an H100 or H200.
 _MULTIPROCESSORS = 132
 #: How much of a weight is brought to the L2 cache ahead: above half of its 50 MiB it drives itself out.
@@ -23,16 +25,22 @@ _PREFETCH_BYTES = 20 << 20
 
 
 def candidates(product: Product, rows: int) -> list[Recipe]:
-    """Tiles for `rows` rows of `product`; the vendor's GEMM is always one more."""
+    """Tiles for `rows` rows of `product`, of any device; the vendor's GEMM is always one more."""
     n, k = product.num_outputs, int(product.weight.shape[1])
     small = product.weight.nbytes <= _SMALL_BYTES
+    found: Iterator[Tile]
     if rows == 1:
         found = _one_row(product, n, k, small)
     elif small:
         found = _in_registers(product, rows, n, k)
     else:
         found = _streamed(product, rows, n, k)
-    return [Recipe(tile) for tile in dict.fromkeys(found)]
+    # Of the fragment kernel's those that came nearest to the best one within whole steps.
+    fragments = sorted(
+        fragment_tiles(product, rows), key=lambda tile: (tile.splits, abs(tile.warps - 8), -tile.tiles)
+    )
+    tiles: list[Tile | FragmentTile] = [*fragments[:_FRAGMENTS], *found]
+    return [Recipe(tile) for tile in dict.fromkeys(tiles)]
 
 
 def fragment_tiles(product: Product, rows: int) -> list[FragmentTile]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from runners.models.fused.launch import compiles_only
+from runners.models.fused.launch import compile_beside, compiles_only
 from runners.models.fused.nvrtc import architecture_of, compile_cubin, is_available, launch_cuda
 from runners.models.fused.skinny_gemm import OWN_TENSORS, Product, ProductOutput, Rows, Targets
 
@@ -59,6 +59,8 @@ class FragmentTile:
             return f"{num_rows} rows are more than {MAX_ROWS}"
         if product.weight.dtype not in _ELEMENTS or product.argmax or product.norm is not None:
             return "it takes bfloat16 and float16, no arg max and no norm that is not folded"
+        if product.silu and product.bias is not None:
+            return "it adds no bias ahead of SiLU"
         if k != self.splits * self.cta_inputs:
             return f"its clusters have {self.splits * self.cta_inputs} inputs and the weight {k}"
         if product.num_outputs % outputs or self.tiles % self.part_tiles:
@@ -83,10 +85,12 @@ def padded_rows(num_rows: int) -> int:
     return -(-num_rows // 8) * 8
 
 
-def is_supported(device: torch.device, tile: FragmentTile | None = None) -> bool:
-    """Whether the kernel runs on `device`, by `tile` if given."""
+def unsupported(device: torch.device, tile: FragmentTile | None = None) -> str | None:
+    """Why the kernel does not run on `device`, by `tile` if given; None if it does."""
     least = _CLUSTERS if tile is not None and tile.splits > 1 else _FIRST
-    return device.type == "cuda" and is_available() and torch.cuda.get_device_capability(device) >= least
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < least:
+        return f"it needs a CUDA device of capability {least[0]}.{least[1]}"
+    return None if is_available() else "cuda-bindings or the NVRTC library is missing"
 
 
 def product_fragment(
@@ -115,7 +119,7 @@ def product_fragment(
         "SILU": int(product.silu), "BIAS": int(product.bias is not None), "PDL": int(pdl),
     }  # fmt: skip
     if compiles_only():
-        compile_cubin(_SOURCE, architecture_of(x.device), tuple(defines.items()))
+        compile_beside(compile_cubin, _SOURCE, architecture_of(x.device), tuple(defines.items()))
     else:
         launch_cuda(
             _SOURCE, "fragment_gemm", defines,

@@ -14,8 +14,9 @@ from itertools import pairwise
 import torch
 
 from runners.models.fused.candidates import candidates
+from runners.models.fused.fragment_gemm import FragmentTile
 from runners.models.fused.launch import compile_ahead
-from runners.models.fused.recipe import VENDOR, Recipe, run_product
+from runners.models.fused.recipe import VENDOR, Recipe, refusal, run_product
 from runners.models.fused.skinny_gemm import Product, Rows
 
 #: Rows are rounded up to one of these: the choice of a bucket serves every batch size in it.
@@ -80,7 +81,7 @@ class GemmChoice:
         `output` and `down` leave sums of squares for the product after them, or leave them to it: they are
         timed with that one, by the recipe just chosen for it.
         """
-        recipes = {name: _thin(candidates(products[name][0], rows), limit) for name in names}
+        recipes = {name: _thin(_runnable(products[name][0], rows), limit) for name in names}
         if limit is not None:
             with compile_ahead():
                 for name, some in recipes.items():
@@ -119,11 +120,18 @@ class GemmChoice:
         return record
 
 
+def _runnable(product: Product, rows: int) -> list[Recipe]:
+    return [recipe for recipe in candidates(product, rows) if refusal(recipe, product, rows) is None]
+
+
 def _thin(recipes: list[Recipe], limit: int | None) -> list[Recipe]:
-    """Evenly spaced ones: neighbours in the list are alike."""
+    """The first tiles of the fragment kernel, half of `limit`, and of the others evenly spaced ones: neighbours are alike."""
     if limit is None or len(recipes) <= limit:
         return recipes
-    return [recipes[i * len(recipes) // limit] for i in range(limit)]
+    few = [recipe for recipe in recipes if isinstance(recipe.tile, FragmentTile)][: limit // 2]
+    others = [recipe for recipe in recipes if not isinstance(recipe.tile, FragmentTile)]
+    left = min(limit - len(few), len(others))
+    return few + [others[i * len(others) // left] for i in range(left)]
 
 
 def _turn_once(product: Product, recipe: Recipe, rows: int, pdl: bool) -> None:

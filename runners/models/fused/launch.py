@@ -1,15 +1,18 @@
-"""Launches Triton kernels, or only has them compiled, several at a time."""
+"""Launches Triton kernels, or only has them compiled, several at a time, and others beside them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 _MAX_THREADS = 16
-_compiles_only = False
+#: Of `compile_ahead`, within it.
+_pool: ThreadPoolExecutor | None = None
+#: What `compile_beside` has been asked for since.
+_asked: set[tuple[Hashable, ...]] = set()
 
 
 def launch_options(pdl: bool, **options: int) -> dict[str, int | bool]:
@@ -19,7 +22,7 @@ def launch_options(pdl: bool, **options: int) -> dict[str, int | bool]:
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Queue `kernel` on the current stream; within `compile_ahead` only compile it."""
-    if _compiles_only:
+    if _pool is not None:
         kernel.warmup(*arguments, grid=grid, **options)
     else:
         kernel[grid](*arguments, **options)
@@ -27,26 +30,38 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 def compiles_only() -> bool:
     """Whether a kernel that is asked for should be compiled and not run: see `compile_ahead`."""
-    return _compiles_only
+    return _pool is not None
+
+
+def compile_beside(compiler: Callable[..., object], *arguments: Hashable) -> None:
+    """Within `compile_ahead`: have a thread call `compiler(*arguments)`, once, whose results are kept by itself.
+
+    An error is left to the launch, which calls it again.
+    """
+    assert _pool is not None
+    if (compiler, *arguments) not in _asked:
+        _asked.add((compiler, *arguments))
+        _pool.submit(compiler, *arguments)
 
 
 @contextmanager
 def compile_ahead() -> Iterator[None]:
     """Within the block no kernel of ours runs: each is compiled, and the block's end waits for all.
 
-    So a step may be called for its launches alone; what it returns is garbage. Where Triton can it
-    compiles in threads, which spend their time outside of Python.
+    So a step may be called for its launches alone; what it returns is garbage. NVRTC, and where it can
+    Triton, compile in threads, which spend their time outside of Python.
     """
-    global _compiles_only
+    global _pool
     import triton
 
     mode = getattr(triton, "AsyncCompileMode", None)
     with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)))
         if mode is not None:
-            threads = min(_MAX_THREADS, os.cpu_count() or 1)
-            stack.enter_context(mode(stack.enter_context(ThreadPoolExecutor(threads))))
-        _compiles_only = True
+            stack.enter_context(mode(pool))
+        _pool = pool
         try:
             yield
         finally:
-            _compiles_only = False
+            _pool = None
+            _asked.clear()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,14 @@ _C_TYPES = ((torch.Tensor, ctypes.c_void_p), (int, ctypes.c_int), (float, ctypes
 
 @cache
 def is_available() -> bool:
-    """Whether the bindings are installed."""
+    """Whether the bindings are installed and find the NVRTC library."""
     try:
-        return find_spec("cuda.bindings.nvrtc") is not None
-    except ModuleNotFoundError:
+        from cuda.bindings import nvrtc
+
+        _checked(nvrtc.nvrtcVersion())
+    except (ImportError, RuntimeError):
         return False
+    return True
 
 
 @cache

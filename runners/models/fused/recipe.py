@@ -8,7 +8,7 @@ import torch
 
 from runners.models.fused.activation import RowScale, silu_and_mul
 from runners.models.fused.argmax import greedy
-from runners.models.fused.fragment_gemm import FragmentTile, product_fragment
+from runners.models.fused.fragment_gemm import FragmentTile, product_fragment, unsupported
 from runners.models.fused.rms_norm import rms_norm, row_squares
 from runners.models.fused.skinny_gemm import (
     OWN_TENSORS,
@@ -31,6 +31,14 @@ class Recipe:
 
     def __str__(self) -> str:
         return "cublas" if self.tile is None else str(self.tile)
+
+
+def refusal(recipe: Recipe, product: Product, num_rows: int) -> str | None:
+    """Why `recipe` cannot compute `product` of up to `num_rows` rows where its weight lies; None if it can."""
+    tile = recipe.tile
+    if not isinstance(tile, FragmentTile):
+        return None
+    return unsupported(product.weight.device, tile) or tile.refusal(product, num_rows)
 
 
 #: The vendor's GEMM between our norm and epilogue kernels: right for every shape, and for prefill.

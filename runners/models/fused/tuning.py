@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,10 @@ import torch
 
 from runners.attention.base import AttentionBackend
 from runners.attention.triton_backend import AttentionTile, TritonAttentionBackend
-from runners.models.fused.fragment_gemm import FragmentTile
+from runners.models.fused.fragment_gemm import MAX_ROWS, FragmentTile
 from runners.models.fused.gemm_choice import PRODUCTS, GemmChoice, bucket
-from runners.models.fused.recipe import VENDOR, Recipe
+from runners.models.fused.nvrtc import is_available
+from runners.models.fused.recipe import VENDOR, Recipe, refusal
 from runners.models.fused.skinny_gemm import Product, Tile
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ _MAX_CANDIDATES = 4
 _MEASURE_SECONDS = 6.0
 #: Numbers of rows to measure first: the others lie between them.
 _FIRST_ROWS = (1, 8, 32, 128, 256)
+_NO_NVRTC = (
+    "products of up to 32 rows run by slower kernels: cuda-bindings or the NVRTC library is missing; "
+    "pip install cuda-bindings, or this project's extra gpu"
+)
 #: Devices from here on let a kernel start before the one in front has ended.
 _DEPENDENT_LAUNCH = (9, 0)
 
@@ -54,6 +59,8 @@ class Choice:
     measured_us: float | None = None
     #: Rows of the measurement: not always `num_rows`.
     measured_rows: int | None = None
+    #: Why the table's recipe is not the one, if the table has one that cannot run here.
+    refused: str | None = None
 
 
 @dataclass
@@ -67,6 +74,8 @@ class Tuning:
     choices: list[Choice] = field(default_factory=list)
     measure_s: float = 0.0
     compile_s: float = 0.0
+    #: What makes steps slower than they could be, and what to do about it.
+    warnings: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, with one row a choice."""
@@ -94,6 +103,8 @@ def tune(model: FusedDecoder, backend: AttentionBackend, batch_sizes: Sequence[i
     model.pdl = pdl
     started = time.perf_counter()
     buckets = sorted({rows for size in batch_sizes if (rows := bucket(size)) is not None})
+    if buckets and buckets[0] <= MAX_ROWS and not is_available():
+        tuning.warnings.append(_NO_NVRTC)
     for rows in sorted(buckets, key=lambda rows: (rows not in _FIRST_ROWS, rows)):
         is_late = time.perf_counter() - started > _MEASURE_SECONDS
         tuning.choices += _choose_products(model, table, rows, pdl, is_late)
@@ -108,17 +119,35 @@ def _choose_products(
     model: FusedDecoder, table: WinnerTable, rows: int, pdl: bool, is_late: bool
 ) -> list[Choice]:
     products = model.products()
-    found = {name: table.product(name, products[name][0], rows) for name in PRODUCTS}
-    choices = []
-    for name, entry in found.items():
+    choices, unknown, refused = [], [], {}
+    for name in PRODUCTS:
+        entry = table.product(name, products[name][0], rows)
         if entry is not None:
-            model.choice.recipes[name, rows] = recipe_of(entry)
-            choices.append(_from_table(name, rows, str(recipe_of(entry)), entry))
-    unknown = [name for name, entry in found.items() if entry is None]
+            recipe = recipe_of(entry)
+            refused[name] = refusal(recipe, products[name][0], rows)
+            if refused[name] is None:
+                model.choice.recipes[name, rows] = recipe
+                choices.append(_from_table(name, rows, str(recipe), entry))
+                continue
+        unknown.append(name)
+    found = _choose_unknown(model, products, unknown, rows, pdl, is_late)
+    return choices + [replace(choice, refused=refused.get(choice.product)) for choice in found]
+
+
+def _choose_unknown(
+    model: FusedDecoder,
+    products: Mapping[str, Sequence[Product]],
+    unknown: Sequence[str],
+    rows: int,
+    pdl: bool,
+    is_late: bool,
+) -> list[Choice]:
+    """What the products that no table serves run by: measured, unless it is late or their type is none of ours."""
     if model.embedding.element_size() != 2:
-        return choices + [Choice(name, rows, str(VENDOR), "default") for name in unknown]
+        return [Choice(name, rows, str(VENDOR), "default") for name in unknown]
     if is_late:
-        return choices + [_as_neighbour(model.choice, name, rows) for name in unknown]
+        return [_as_neighbour(model.choice, name, rows) for name in unknown]
+    choices = []
     for record in model.choice.measure(products, rows, pdl=pdl, names=unknown, limit=_MAX_CANDIDATES):
         took = record.candidate_us.get(record.recipe)
         choices.append(Choice(record.product, rows, record.recipe, "measured", took, rows))
@@ -128,9 +157,14 @@ def _choose_products(
 def _as_neighbour(choice: GemmChoice, name: str, rows: int) -> Choice:
     """Let the product `name` run as at the next larger number of rows that was chosen for it, if any.
 
-    A tile of few rows serves many, in turns; that of one row serves no other number.
+    A tile of few rows serves many, in turns; that of one row serves no other number, and one of the fragment
+    kernel, whose registers hold all rows, no larger number.
     """
-    chosen = sorted(other for product, other in choice.recipes if product == name and other > 1)
+    chosen = sorted(
+        other
+        for (product, other), recipe in choice.recipes.items()
+        if product == name and other > 1 and (other > rows or not isinstance(recipe.tile, FragmentTile))
+    )
     if not chosen:
         return Choice(name, rows, str(VENDOR), "default")
     nearest = next((other for other in chosen if other > rows), chosen[-1])
