@@ -1,4 +1,4 @@
-"""One product by one tile of our kernels against its plain twin in float32."""
+"""One product by one tile of our kernels, or by the vendor's GEMM, against its plain twin in float32."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from runners.models.fused.fragment_gemm import FragmentTile
-from runners.models.fused.recipe import run_tile
-from runners.models.fused.skinny_gemm import Product, Rows, Tile, product_torch
+from runners.models.fused.recipe import VENDOR, run_product, run_tile
+from runners.models.fused.skinny_gemm import Product, ProductOutput, Rows, Tile, product_torch
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 #: Triton's interpreter multiplies no bfloat16.
@@ -17,30 +17,32 @@ DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 _MAX_ERROR = 6e-3
 
 
-def random_product(n: int, k: int, kind: str) -> Product:
+def random_product(n: int, k: int, kind: str, dtype: torch.dtype = DTYPE, bias: bool = False) -> Product:
     """`kind` is `scaled`, `silu` (scaled, `2 * n` rows), `residual` or `argmax` (scaled)."""
     weight = torch.randn(2 * n if kind == "silu" else n, k, device=DEVICE) * k**-0.5
     return Product(
-        weight.to(DTYPE), scaled=kind != "residual", eps=1e-6, silu=kind == "silu", residual=kind == "residual",
+        weight.to(dtype), torch.randn(len(weight), device=DEVICE).to(dtype) if bias else None,
+        scaled=kind != "residual", eps=1e-6, silu=kind == "silu", residual=kind == "residual",
         argmax=kind == "argmax",
     )  # fmt: skip
 
 
 def check_product(
-    product: Product, tile: Tile | FragmentTile, rows: int, width: int = 64, pdl: bool = False
+    product: Product, tile: Tile | FragmentTile | None, rows: int, width: int = 64, pdl: bool = False
 ) -> str:
     """What is wrong at `rows` rows, against float32 and against itself again; empty if nothing.
 
-    `width` is that of the sums of squares.
+    `width` is that of the sums of squares, `tile` None the vendor's GEMM.
     """
-    n, k = product.num_outputs, int(product.weight.shape[1])
-    x = torch.randn(rows, k, device=DEVICE).to(DTYPE) * 3
-    residual = torch.randn(rows, n, device=DEVICE).to(DTYPE) if product.residual else None
+    n, k, dtype = product.num_outputs, int(product.weight.shape[1]), product.weight.dtype
+    x = torch.randn(rows, k, device=DEVICE).to(dtype) * 3
+    residual = torch.randn(rows, n, device=DEVICE).to(dtype) if product.residual else None
     squares = torch.zeros(rows, width, device=DEVICE)
     squares.index_add_(1, torch.arange(k, device=DEVICE) % width, x.float().square())
-    wide = replace(product, weight=product.weight.float())
+    bias = None if product.bias is None else product.bias.float()
+    wide = replace(product, weight=product.weight.float(), bias=bias)
     want = product_torch(x.float(), wide, None if residual is None else residual.float()).rows.x
-    outs = [run_tile(Rows(x, squares), product, residual, tile, pdl=pdl) for _ in range(3)]
+    outs = [_run(Rows(x, squares), product, residual, tile, pdl) for _ in range(3)]
     got, wrong = outs[1].rows.x, []
     if not _relative(got, want) < _MAX_ERROR:
         wrong.append(f"error {_relative(got, want):.4f}")
@@ -52,6 +54,14 @@ def check_product(
     if ids is not None and not torch.equal(got.float().argmax(-1), ids):
         wrong.append("arg max")
     return ", ".join(wrong)
+
+
+def _run(
+    rows: Rows, product: Product, residual: torch.Tensor | None, tile: Tile | FragmentTile | None, pdl: bool
+) -> ProductOutput:
+    if tile is None:
+        return run_product(rows, product, VENDOR, residual=residual, pdl=pdl)
+    return run_tile(rows, product, residual, tile, pdl=pdl)
 
 
 def _relative(got: torch.Tensor, want: torch.Tensor) -> float:

@@ -12,8 +12,8 @@ from runners.models.fused.skinny_gemm import Product, Tile
 
 #: Weights below this leave less than a full wave of bandwidth-bound tiles: latency counts there.
 _SMALL_BYTES = 20 << 20
-#: Of a multiprocessor: registers, and bytes of shared memory without what the system keeps.
-_REGISTERS, _SHARED_BYTES = 65536, 225 * 1024
+#: Of a multiprocessor: registers, bytes of shared memory, and what the system keeps of those for each CTA.
+_REGISTERS, _SHARED_BYTES, _SYSTEM_BYTES = 65536, 228 * 1024, 1024
 #: Of the weight on its way to a CTA, at least.
 _AHEAD_BYTES = 48 * 1024
 #: Tiles of the fragment kernel among the candidates of a product, at most.
@@ -59,7 +59,7 @@ def fragment_tiles(product: Product, rows: int) -> list[FragmentTile]:
             # Few sums of squares, but for a small product, whose CTAs add them up one tile each.
             part_tiles = next(n for n in (4, 3, 2, 1) if tiles % n == 0) if product.num_outputs > 2048 else 1
             tile = FragmentTile(turns, tiles, splits, warps, 1, part_tiles, min_ctas)
-            room = _SHARED_BYTES // min_ctas - tile.shared_bytes(rows)
+            room = _SHARED_BYTES // min_ctas - _SYSTEM_BYTES - tile.shared_bytes(rows)
             tile = replace(tile, stages=1 + min(room // tile.stage_bytes, turns * tiles - 1, 8))
             fits = tile.stages * tile.stage_bytes >= min(_AHEAD_BYTES, turns * tiles * tile.stage_bytes)
             if fits and tile.refusal(product, rows) is None and _fills(product, tile):
