@@ -10,7 +10,7 @@ import torch
 
 from runners.attention.base import AttentionGroup, AttentionLayer
 from runners.forward_batch import ForwardBatch
-from runners.models.fused.launch import compiles_only
+from runners.models.fused.launch import compile_beside, compiles_only
 from runners.models.fused.nvrtc import architecture_of, compile_cubin, is_available, launch_cuda
 from runners.models.fused.qk_rope_cache import HeadInputs
 
@@ -84,7 +84,7 @@ def attend_fragments(
         "HAS_NORM": int(has_norm), "PDL": int(pdl),
     }  # fmt: skip
     if compiles_only():
-        compile_cubin(_SOURCE, architecture_of(qkv.device), tuple(defines.items()))
+        compile_beside(compile_cubin, _SOURCE, architecture_of(qkv.device), tuple(defines.items()))
         return out
     launch_cuda(
         _SOURCE, "fragment_attention", defines,

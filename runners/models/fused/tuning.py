@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from runners.attention.base import AttentionBackend
-from runners.attention.triton_backend import AttentionTile, TritonAttentionBackend
+from runners.attention.fragment_attention import FragmentAttentionTile
+from runners.attention.triton_backend import TritonAttentionBackend, tile_of
 from runners.models.fused.fragment_gemm import MAX_ROWS, FragmentTile
 from runners.models.fused.gemm_choice import PRODUCTS, GemmChoice, bucket
 from runners.models.fused.nvrtc import is_available
@@ -181,7 +182,11 @@ def _choose_tiles(
         if entry is None:
             choices.append(Choice("attention", rows, str(backend.tile(rows)), "default"))
             continue
-        tile = AttentionTile(**entry["tile"])
+        tile = tile_of(entry["tile"])
+        if isinstance(tile, FragmentAttentionTile) and backend.no_fragments is not None:
+            kept = Choice("attention", rows, str(backend.tile(rows)), "default", refused=backend.no_fragments)
+            choices.append(kept)
+            continue
         choices.append(_from_table("attention", rows, str(tile), entry))
         backend.tiles |= {size: tile for size in range(1, max(batch_sizes) + 1) if bucket(size) == rows}
     return choices
