@@ -4,10 +4,10 @@
     prepare_wheels.py BUNDLE --python 3.12 --present present.txt
 
 `present.txt` is `python3 -m pip list --format=freeze` of that machine: what stands there is not
-fetched, and neither are torch, CUDA's libraries and cuda-bindings, which must be there already. Beginning with this
-project's dependencies, every wheel's own requirements are followed. Wheels go to BUNDLE/wheels;
-install_offline.py installs them. Kernels built ahead of time need exactly the versions that they were
-built with: --pin flashinfer-python==0.7.4 apache-tvm-ffi==0.1.15.post2
+fetched, and neither are torch, CUDA's libraries and cuda-bindings, which must be there already.
+Beginning with this project's dependencies, every wheel's own requirements are followed. Wheels go to
+BUNDLE/wheels; install_offline.py installs them. Kernels built ahead of time need exactly the versions
+that they were built with: --pin flashinfer-python==0.7.4 apache-tvm-ffi==0.1.15.post2
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def _without_fragments(tile: FragmentTile) -> str | None:
     """Why the fragment kernel is not tested here."""
     if torch.cuda.get_device_capability() < (9, 0):
         return "clusters and dependent launch need compute capability 9.0"
-    return unsupported(torch.device("cuda", torch.cuda.current_device()), tile)
+    return unsupported(torch.device("cuda", torch.cuda.current_device()), tile, max(_FRAGMENT_ROWS))
 
 
 def _check_tile(kind: str, tile: Tile) -> list[str]:

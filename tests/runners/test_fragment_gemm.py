@@ -6,6 +6,7 @@ import ctypes
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,14 +68,27 @@ def test_parts_of_a_sum_of_squares_are_whole_tiles_of_a_cta() -> None:
     assert replace(TILE, tiles=4, part_tiles=4).refusal(product(), 32) is None
 
 
-def test_without_a_device_it_says_what_it_needs() -> None:
-    cpu = torch.device("cpu")
-    assert (
-        unsupported(cpu)
-        == unsupported(cpu, replace(TILE, splits=1))
-        == "it needs a CUDA device of capability 8.0"
+@pytest.mark.parametrize(("splits", "least"), [(1, "8.0"), (2, "9.0")])
+def test_without_a_device_it_says_what_it_needs(splits: int, least: str) -> None:
+    found = unsupported(torch.device("cpu"), replace(TILE, splits=splits), 8)
+    assert found == f"it needs a CUDA device of capability {least}"
+
+
+def test_a_device_whose_multiprocessors_have_less_shared_memory_is_told_from_one_that_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large, device = FragmentTile(2, 6, 1, warps=16, stages=4, min_ctas=1), torch.device("cuda")
+    room = SimpleNamespace(shared_memory_per_block_optin=163 * 1024)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: room)
+    monkeypatch.setattr(fragment_gemm, "is_available", lambda: True)
+    assert unsupported(device, large, 8) is None
+    assert unsupported(device, large, 32) == (
+        f"its CTAs need {large.shared_bytes(32)} bytes of shared memory, and the device has 166912"
     )
-    assert unsupported(cpu, TILE) == "it needs a CUDA device of capability 9.0", "of clusters"
+    assert unsupported(device, replace(large, splits=2), 8) == "it needs a CUDA device of capability 9.0"
+    monkeypatch.setattr(fragment_gemm, "is_available", lambda: False)
+    assert unsupported(device, large, 8) == "cuda-bindings or the NVRTC library is missing"
 
 
 # --- the kernel's source ------------------------------------------------------------------------

@@ -85,11 +85,16 @@ def padded_rows(num_rows: int) -> int:
     return -(-num_rows // 8) * 8
 
 
-def unsupported(device: torch.device, tile: FragmentTile | None = None) -> str | None:
-    """Why the kernel does not run on `device`, by `tile` if given; None if it does."""
-    least = _CLUSTERS if tile is not None and tile.splits > 1 else _FIRST
+def unsupported(device: torch.device, tile: FragmentTile, num_rows: int) -> str | None:
+    """Why the kernel does not run on `device` by `tile`, for `num_rows` rows; None if it does."""
+    least = _CLUSTERS if tile.splits > 1 else _FIRST
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < least:
         return f"it needs a CUDA device of capability {least[0]}.{least[1]}"
+    needed = tile.shared_bytes(num_rows)
+    # Of a CTA. Older versions of torch do not know it, and leave it to the launch.
+    room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", needed)
+    if needed > room:
+        return f"its CTAs need {needed} bytes of shared memory, and the device has {room}"
     return None if is_available() else "cuda-bindings or the NVRTC library is missing"
 
 

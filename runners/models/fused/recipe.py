@@ -38,7 +38,7 @@ def refusal(recipe: Recipe, product: Product, num_rows: int) -> str | None:
     tile = recipe.tile
     if not isinstance(tile, FragmentTile):
         return None
-    return unsupported(product.weight.device, tile) or tile.refusal(product, num_rows)
+    return unsupported(product.weight.device, tile, num_rows) or tile.refusal(product, num_rows)
 
 
 #: The vendor's GEMM between our norm and epilogue kernels: right for every shape, and for prefill.
