@@ -19,12 +19,15 @@ from harness.record_reader import read_result
 from tests.harness.tiny import tiny_yaml
 
 #: 4 requests of 8,192 tokens of 32 KiB take 1 GiB.
-HEADS = {"num_key_value_heads": 4, "num_attention_heads": 4, "head_dim": 128, "num_hidden_layers": 16}
+SIZES = {
+    **{"num_key_value_heads": 4, "num_attention_heads": 4, "head_dim": 128, "num_hidden_layers": 16},
+    "max_position_embeddings": 8192,
+}
 LONG = {
     "device": "cuda",
     "model.max_seq_len": 8192,
     "model.dtype": "bfloat16",
-    "model.config": HEADS | {"max_position_embeddings": 8192},
+    **{f"model.config.{name}": size for name, size in SIZES.items()},
     "measure.timeout_s": 0.2,
     "parity.batch_sizes": [2, 4],
 }
