@@ -58,6 +58,7 @@ def examine() -> Iterator[Finding]:
         check_gpu,
         check_cuda_graphs,
         check_flashinfer,
+        check_nvrtc,
         check_compiler,
         check_wandb,
         check_memory,
@@ -168,6 +169,19 @@ def check_flashinfer() -> Finding:
             "pip install -U 'flashinfer-python>=0.7.1'",
         )
     return Finding("flashinfer", Verdict.OK, version)
+
+
+def check_nvrtc() -> Finding:
+    """Whether the fused layers' CUDA kernels can be compiled."""
+    version = _version("cuda-bindings")
+    if version is None:
+        return Finding(
+            "cuda-bindings",
+            Verdict.LIMITED,
+            "not installed: model.implementation=fused runs up to 32 requests by slower kernels",
+            "pip install -e '.[gpu]'",
+        )
+    return Finding("cuda-bindings", Verdict.OK, version)
 
 
 def check_compiler() -> Finding:

@@ -211,7 +211,8 @@ class TritonAttentionBackend(AttentionBackend):
         `[bs, num_qo_heads, head_dim]`.
         """
         tile = self.tile(qkv.shape[0])
-        if isinstance(tile, FragmentAttentionTile) and self.no_fragments is None:
+        is_alike = qkv.dtype == layer.k_cache.dtype
+        if isinstance(tile, FragmentAttentionTile) and self.no_fragments is None and is_alike:
             group, table = self.groups[layer.group_id], self.kv.page_table
             return attend_fragments(qkv, inputs, group, layer, batch, table, tile, pdl=self.pdl)
         return self._launch(qkv, inputs, layer, batch)

@@ -22,6 +22,7 @@ def test_doctor_ends_with_0_where_the_main_job_runs(capsys: pytest.CaptureFixtur
         "gpu",
         "cuda graphs",
         "flashinfer",
+        "cuda-bindings",
         "compiler",
         "wandb",
         "disk",
@@ -54,6 +55,14 @@ def test_an_old_flashinfer_is_not_called_ready(monkeypatch: pytest.MonkeyPatch) 
     assert doctor.check_flashinfer().verdict is Verdict.LIMITED
     monkeypatch.setattr(doctor, "_version", lambda package: "0.7.4")
     assert doctor.check_flashinfer().verdict is Verdict.OK
+
+
+def test_missing_bindings_limit_and_come_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    found = doctor.check_nvrtc()
+    assert (found.verdict, found.fix) == (Verdict.LIMITED, "pip install -e '.[gpu]'")
+    monkeypatch.setattr(doctor, "_version", lambda package: "13.0.3")
+    assert doctor.check_nvrtc() == Finding("cuda-bindings", Verdict.OK, "13.0.3")
 
 
 def test_missing_traces_come_with_the_place_to_get_them(

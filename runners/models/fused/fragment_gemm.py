@@ -116,7 +116,10 @@ def product_fragment(
     out = x.new_empty(num_rows, n) if targets.rows is None else targets.rows
     num_parts = product.weight.shape[0] // (_TILE_ROWS * tile.part_tiles)
     squares_out = x.new_empty(num_rows, num_parts, dtype=torch.float32) if residual is not None else x
-    squares = rows.squares if product.scaled and rows.squares is not None else x
+    squares = x
+    if product.scaled:
+        assert rows.squares is not None
+        squares = rows.squares
     defines = {
         "ELEMENT": _ELEMENTS[x.dtype], "ROWS": padded_rows(num_rows), "WARPS": tile.warps, "TURNS": tile.turns,
         "TILES": tile.tiles, "SPLITS": tile.splits, "STAGES": tile.stages, "PART_TILES": tile.part_tiles,
