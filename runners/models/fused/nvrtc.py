@@ -39,7 +39,10 @@ def compile_cubin(source: Path, architecture: str, defines: tuple[tuple[str, int
     from cuda.bindings import nvrtc
 
     program = _checked(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], []))
-    options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{k}={v}" for k, v in defines)]
+    options = [
+        f"--gpu-architecture={architecture}", "--std=c++17", f"--include-path={source.parent}",
+        *(f"-D{k}={v}" for k, v in defines),
+    ]  # fmt: skip
     (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if failed != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = bytes(_checked(nvrtc.nvrtcGetProgramLogSize(program)))

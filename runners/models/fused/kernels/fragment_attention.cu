@@ -15,9 +15,7 @@
 // PAGE_SIZE (multiple of 16), WARPS, STAGES, SPLITS (CTAs of a cluster), MIN_CTAS, and 0 or 1 each: HAS_NORM, PDL.
 // Heads are 128 wide; the grid is requests * KV_HEADS * SPLITS CTAs.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned long long u64;
+#include "fragments.cuh"
 
 constexpr int DIM = 128, THREADS = WARPS * 32, TURN = WARPS * 16;
 constexpr int STAGE_BYTES = 256 * THREADS;
@@ -25,45 +23,12 @@ constexpr int MERGED = DIM + 2;  // Floats of a softmax: its sum, its largest sc
 // Stands for minus infinity, finite so that a difference of two is not NaN.
 constexpr float LOWEST = -1.0e30f;
 
-__device__ __forceinline__ float widen(u16 bits) {
-#if ELEMENT == 0
-    return __uint_as_float(u32(bits) << 16);
-#else
-    float wide;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
-    return wide;
-#endif
-}
-
-__device__ __forceinline__ u32 narrow(float low, float high) {
-    u32 pair;
-#if ELEMENT == 0
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-#else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-#endif
-    return pair;
-}
-
 // Rows 8 to 15 of the first operand are zero: no query heads are there.
-__device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a2, u32 b0, u32 b1) {
-#if ELEMENT == 0
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%5}, {%7,%8}, {%0,%1,%2,%3};"
-#else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%5}, {%7,%8}, {%0,%1,%2,%3};"
-#endif
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]) : "r"(a0), "r"(0), "r"(a2), "r"(b0), "r"(b1));
-}
+__device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a2, u32 b0, u32 b1) { multiply(sum, a0, 0, a2, 0, b0, b1); }
 
 // Zeros where there is no token: never what the cache holds there, as 0 * NaN would be NaN.
 __device__ __forceinline__ void copy_async(u32 to, const u16* from, bool is_token) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_token ? 16 : 0) : "memory");
-}
-
-__device__ __forceinline__ uint4 load_slot(u32 at) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
-    return v;
 }
 
 __device__ __forceinline__ float power_of_two(float x) {
@@ -95,10 +60,6 @@ __device__ __forceinline__ void unpack(float (&to)[8], uint4 from) {
 __device__ __forceinline__ uint4 pack(const float (&from)[8]) {
     return make_uint4(narrow(from[0], from[1]), narrow(from[2], from[3]), narrow(from[4], from[5]), narrow(from[6], from[7]));
 }
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Stores to the shared memory of the first CTA of the cluster.
 __device__ __forceinline__ void store_first(float* mine, float v) {

@@ -13,9 +13,7 @@
 // PART_TILES (tiles behind one sum of squares), MIN_CTAS, and 0 or 1 each: SCALED, RESIDUAL, SILU, BIAS, PDL.
 // The inner dimension is SPLITS * WARPS * TURNS * 64; the grid num_tiles / TILES * SPLITS CTAs.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned long long u64;
+#include "fragments.cuh"
 
 constexpr int THREADS = WARPS * 32;
 constexpr int NUM_N = ROWS / 8;
@@ -26,35 +24,6 @@ constexpr int CTA_INPUTS = WARPS * TURNS * 64;
 constexpr int CTA_ROWS = (ROWS + SPLITS - 1) / SPLITS;  // That it finishes.
 constexpr int ITEMS = CTA_ROWS * PARTS, TURN_ITEMS = THREADS / 8;
 constexpr int OUTPUTS = SILU ? 8 : 16;  // Of a tile: with SILU its rows are 8 of the gate and the same 8 of up.
-
-__device__ __forceinline__ float widen(u16 bits) {
-#if ELEMENT == 0
-    return __uint_as_float(u32(bits) << 16);
-#else
-    float wide;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
-    return wide;
-#endif
-}
-
-__device__ __forceinline__ u32 narrow(float low, float high) {
-    u32 pair;
-#if ELEMENT == 0
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-#else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-#endif
-    return pair;
-}
-
-__device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-#if ELEMENT == 0
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#endif
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 __device__ __forceinline__ void copy_async(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -68,12 +37,6 @@ __device__ __forceinline__ void copy_turn(u32 slot, const u16* row, const u16* r
     copy_async(slot + 48 * THREADS, row_below + 32);
 }
 
-__device__ __forceinline__ uint4 load_slot(u32 at) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
-    return v;
-}
-
 // Stores to the shared memory of the CTA of that rank in the cluster.
 __device__ __forceinline__ void store_pair(float* mine, float2 v, u32 rank) {
     if constexpr (SPLITS == 1) {
@@ -84,10 +47,6 @@ __device__ __forceinline__ void store_pair(float* mine, float2 v, u32 rank) {
         asm volatile("st.shared::cluster.v2.f32 [%0], {%1,%2};" ::"r"(there), "f"(v.x), "f"(v.y) : "memory");
     }
 }
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_gemm(
     const u16* x,  // [num_rows, k]
