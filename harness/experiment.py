@@ -219,6 +219,8 @@ class Experiment:
                 "fused": None if self.runner.tuning is None else self.runner.tuning.as_dict(),
             },
         )
+        for warning in () if self.runner.tuning is None else self.runner.tuning.warnings:
+            self.record.warn(warning)
         if self.config.padding.costs_path is not None and self.runner.graph_runner is not None:
             self.runner.graph_runner.set_step_costs(StepCosts.from_sizes_csv(self.config.padding.costs_path))
 

@@ -256,3 +256,13 @@ def test_shell_completion_knows_groups_choices_and_keys() -> None:
         f"padding={name}" for name in ("cheapest", "exact", "max", "nearest", "split")
     ]
     assert complete("runner.max_batch") == ["runner.max_batch_size="]
+
+
+def test_a_reader_who_has_seen_enough_ends_the_output_without_a_word() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "harness", "--help"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
