@@ -37,7 +37,7 @@ from runners.attention.fragment_attention import FragmentAttentionTile
 from runners.attention.triton_backend import AttentionTile, default_tile, tile_of
 from runners.models.fused.fragment_gemm import FragmentTile
 from runners.models.fused.gemm_choice import PRODUCTS, bucket
-from runners.models.fused.recipe import VENDOR, Recipe
+from runners.models.fused.recipe import VENDOR, VENDOR_LT, Recipe
 from runners.models.fused.tuning import WinnerTable, recipe_of
 from runners.paged_kv import PagedKV
 from tests.runners.attention_case import DTYPE, Shape, check_tile
@@ -340,7 +340,7 @@ def time_model(
             shipped_parts, variants = step.choice(), {}
             for part_name, found in variants_of(dims, m).items():
                 checked = [some for some in found if (dims.name, part_name, m, some) in passed]
-                others = [] if part_name == "attention" else [VENDOR]
+                others = [] if part_name == "attention" else [VENDOR, VENDOR_LT]
                 variants[part_name] = [*dict.fromkeys([shipped_parts[part_name], *checked, *others])]
             out[name] = {"model": dims.name, "num_rows": m} | search(step, variants)
             _print_cell(name, out[name], dims)

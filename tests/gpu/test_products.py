@@ -7,7 +7,7 @@ import torch
 
 from runners.models.fused.fragment_gemm import FragmentTile, unsupported
 from runners.models.fused.launch import compile_ahead
-from runners.models.fused.recipe import VENDOR, _late_scale, run_product
+from runners.models.fused.recipe import VENDOR, Library, _late_scale, run_product
 from runners.models.fused.skinny_gemm import Rows, Tile
 from tests.gpu.selected import parameters_of
 from tests.runners.product_case import check_product, random_product
@@ -110,6 +110,18 @@ def test_fragments_of_float16_are_as_exact(
     if reason := _without_fragments(tile):
         pytest.skip(reason)
     assert not any(_check(kind, tile, dtype))
+
+
+@pytest.mark.parametrize("kind", ["scaled", "silu", "residual", "argmax"])
+def test_both_of_the_vendor_s_libraries_are_their_twin_s(device: torch.device, kind: str) -> None:
+    before = torch.backends.cuda.preferred_blas_library()
+    wrong = [
+        check_product(random_product(512, 1024, kind), library, rows)
+        for library in (None, Library("cublaslt"))
+        for rows in (1, 13, 128)
+    ]
+    assert not any(wrong)
+    assert torch.backends.cuda.preferred_blas_library() == before
 
 
 @pytest.mark.parametrize("rows", [1, 13, 32, 200])

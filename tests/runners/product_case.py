@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from runners.models.fused.fragment_gemm import FragmentTile
-from runners.models.fused.recipe import VENDOR, run_product, run_tile
+from runners.models.fused.recipe import Library, Recipe, run_product, run_tile
 from runners.models.fused.skinny_gemm import Product, ProductOutput, Rows, Tile, product_torch
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -15,6 +15,9 @@ DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 #: Relative error of the output: bfloat16 rounds it, and the float32 of the tensor cores is exact enough.
 _MAX_ERROR = 6e-3
+
+#: None is the vendor's GEMM by torch's first choice.
+AnyTile = Tile | FragmentTile | Library | None
 
 
 def random_product(n: int, k: int, kind: str, dtype: torch.dtype = DTYPE, bias: bool = False) -> Product:
@@ -27,9 +30,7 @@ def random_product(n: int, k: int, kind: str, dtype: torch.dtype = DTYPE, bias: 
     )  # fmt: skip
 
 
-def check_product(
-    product: Product, tile: Tile | FragmentTile | None, rows: int, width: int = 64, pdl: bool = False
-) -> str:
+def check_product(product: Product, tile: AnyTile, rows: int, width: int = 64, pdl: bool = False) -> str:
     """What is wrong at `rows` rows, against float32 and against itself again; empty if nothing.
 
     `width` is that of the sums of squares, `tile` None the vendor's GEMM.
@@ -57,10 +58,10 @@ def check_product(
 
 
 def _run(
-    rows: Rows, product: Product, residual: torch.Tensor | None, tile: Tile | FragmentTile | None, pdl: bool
+    rows: Rows, product: Product, residual: torch.Tensor | None, tile: AnyTile, pdl: bool
 ) -> ProductOutput:
-    if tile is None:
-        return run_product(rows, product, VENDOR, residual=residual, pdl=pdl)
+    if tile is None or isinstance(tile, Library):
+        return run_product(rows, product, Recipe(tile), residual=residual, pdl=pdl)
     return run_tile(rows, product, residual, tile, pdl=pdl)
 
 

@@ -22,7 +22,7 @@ from runners.models.fused.fragment_gemm import (
     unsupported,
 )
 from runners.models.fused.gemm_choice import PRODUCTS
-from runners.models.fused.recipe import VENDOR, Recipe
+from runners.models.fused.recipe import VENDOR, VENDOR_LT, Library, Recipe
 from runners.models.fused.skinny_gemm import Product, Rows, Tile
 from runners.models.fused.tuning import recipe_of
 from tests.runners.test_fused_tuning import ALL_DIMS, product_of
@@ -194,7 +194,8 @@ def test_a_recipe_is_of_the_kernel_whose_fields_its_entry_has() -> None:
     assert recipe_of({"tile": asdict(TILE)}) == Recipe(TILE)
     assert recipe_of({"tile": asdict(skinny)}) == Recipe(skinny)
     assert recipe_of({"tile": None}) == VENDOR
-    assert str(Recipe(TILE)) == "frag2t2s2w4x3p2o2"
+    assert recipe_of({"tile": asdict(Library())}) == VENDOR_LT
+    assert (str(Recipe(TILE)), str(VENDOR), str(VENDOR_LT)) == ("frag2t2s2w4x3p2o2", "cublas", "cublaslt")
 
 
 # --- the compiler -------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,10 +26,21 @@ from runners.models.fused.skinny_gemm import (
 
 
 @dataclass(frozen=True)
+class Library:
+    """The vendor's GEMM, by a library that is not torch's first choice; that one is no tile at all."""
+
+    #: `cublaslt`: the first of its heuristics.
+    library: str = "cublaslt"
+
+    def __str__(self) -> str:
+        return self.library
+
+
+@dataclass(frozen=True)
 class Recipe:
     """`tile` None is the vendor's GEMM."""
 
-    tile: Tile | FragmentTile | None = None
+    tile: Tile | FragmentTile | Library | None = None
 
     def __str__(self) -> str:
         return "cublas" if self.tile is None else str(self.tile)
@@ -43,6 +56,8 @@ def refusal(recipe: Recipe, product: Product, num_rows: int) -> str | None:
 
 #: The vendor's GEMM between our norm and epilogue kernels: right for every shape, and for prefill.
 VENDOR = Recipe()
+#: The same by cuBLASLt.
+VENDOR_LT = Recipe(Library())
 
 
 def run_product(
@@ -62,12 +77,26 @@ def run_product(
         return product_torch(rows.x, product, residual, targets)
     if recipe.tile is None:
         return _vendor(rows, product, residual, targets, pdl)
+    if isinstance(recipe.tile, Library):
+        with _preferred(recipe.tile.library):
+            return _vendor(rows, product, residual, targets, pdl)
     if product.norm is not None:
         rows = Rows(rms_norm(rows.x, product.norm, product.eps, pdl=pdl))
         product = replace(product, norm=None, scaled=False)
     elif product.scaled and rows.squares is None:
         rows = Rows(rows.x, row_squares(rows.x, pdl=pdl))
     return run_tile(rows, product, residual, recipe.tile, targets=targets, pdl=pdl)
+
+
+@contextmanager
+def _preferred(library: str) -> Iterator[None]:
+    """Within the block torch asks `library` for its GEMMs; RuntimeError where torch was built without it."""
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library(library)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.preferred_blas_library(before)
 
 
 def run_tile(

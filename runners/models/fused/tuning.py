@@ -22,7 +22,7 @@ from runners.attention.triton_backend import TritonAttentionBackend, tile_of
 from runners.models.fused.fragment_gemm import MAX_ROWS, FragmentTile
 from runners.models.fused.gemm_choice import PRODUCTS, GemmChoice, bucket
 from runners.models.fused.nvrtc import is_available
-from runners.models.fused.recipe import VENDOR, Recipe, refusal
+from runners.models.fused.recipe import VENDOR, Library, Recipe, refusal
 from runners.models.fused.skinny_gemm import Product, Tile
 
 if TYPE_CHECKING:
@@ -242,6 +242,8 @@ def recipe_of(entry: Mapping[str, Any]) -> Recipe:
     tile = entry["tile"]
     if tile is None:
         return VENDOR
+    if "library" in tile:
+        return Recipe(Library(**tile))
     return Recipe(FragmentTile(**tile) if "turns" in tile else Tile(**tile))
 
 
