@@ -40,16 +40,17 @@ def compile_cubin(source: Path, architecture: str, defines: tuple[tuple[str, int
 
     program = _checked(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], []))
     options = [
-        f"--gpu-architecture={architecture}", "--std=c++17", f"--include-path={source.parent}",
+        f"--gpu-architecture={architecture}", "--std=c++17", f"--include-path={source.parent}", "--disable-warnings",
         *(f"-D{k}={v}" for k, v in defines),
     ]  # fmt: skip
     (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if failed != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = bytes(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
         nvrtc.nvrtcGetProgramLog(program, log)
-        raise RuntimeError(
-            f"NVRTC refused {source.name} with {dict(defines)}: {log.decode(errors='replace')}"
-        )
+        nvrtc.nvrtcDestroyProgram(program)
+        # What is wrong comes first: a record keeps the beginning alone. The log ends with a zero byte.
+        reason = log.rstrip(b"\0").decode(errors="replace").strip()
+        raise RuntimeError(f"NVRTC refused {source.name}: {reason} (with {dict(defines)})")
     cubin = bytes(_checked(nvrtc.nvrtcGetCUBINSize(program)))
     _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
     nvrtc.nvrtcDestroyProgram(program)
