@@ -8,45 +8,36 @@ timed again, back to back with the step by the winners, whose logits must be the
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from fused_bench.attention_bench import shipped_table, time_run
+from fused_bench.attention_bench import shipped_table
 from fused_bench.compile_ahead import shape_product
 from fused_bench.product_tiles import product_tiles
 from fused_bench.rig import (
     ALL_DIMS,
-    CONTEXT,
     DEVICE,
     RESULTS,
     Dims,
-    decode_batch,
     make_kv,
     part,
     random_decoder,
-    run_step,
-    triton_backend,
 )
+from fused_bench.step_search import CONTEXTS, Step, Variant, search, shipped
 from runners.attention.fragment_attention import FragmentAttentionTile
-from runners.attention.triton_backend import AttentionTile, default_tile, tile_of
-from runners.models.fused.fragment_gemm import FragmentTile
-from runners.models.fused.gemm_choice import PRODUCTS, bucket
+from runners.models.fused.gemm_choice import PRODUCTS
 from runners.models.fused.recipe import VENDOR, VENDOR_LT, Recipe
-from runners.models.fused.tuning import WinnerTable, recipe_of
-from runners.paged_kv import PagedKV
 from tests.runners.attention_case import DTYPE, Shape, check_tile
 from tests.runners.product_case import check_product, random_product
 
 ROWS = (32, 8, 128, 1)
 #: Outputs of the head in the checks: the whole one would take the time of all the rest.
 _HEAD_OUTPUTS = 8192
-_REPLAYS = 8
 #: Attention beside the shipped tile: splits, warps, stages, CTAs of a multiprocessor.
 _ATTENTION = (
     *((1, 4, 3, 2), (1, 4, 2, 3), (1, 8, 3, 1), (1, 8, 2, 1), (1, 2, 4, 3), (1, 2, 3, 4)),
@@ -62,11 +53,6 @@ _ATTENTION = (
         (8, 1, 4, 6),
     ),
 )
-#: Tokens a request holds in the steps by which attention is chosen: a graph keeps its tile for all of them.
-_CONTEXTS = (128, 512, 512, 2048)
-
-
-Variant = Recipe | AttentionTile | FragmentAttentionTile
 
 
 @dataclass(frozen=True)
@@ -81,18 +67,6 @@ class Check:
 
     def __str__(self) -> str:
         return f"{self.dims.name} {self.name} m={self.rows} {self.variant} squares {self.width}"
-
-
-def shipped(table: WinnerTable, dims: Dims, rows: int) -> dict[str, Variant]:
-    """What the table has the step made of."""
-    m, found = bucket(rows) or rows, {}
-    for name, (n, k) in dims.shapes().items():
-        entry = table.product(name, shape_product(name, n, k, dims.tied), m)
-        found[name] = VENDOR if entry is None else recipe_of(entry)
-    entry = table.attention_entry(dims.heads, dims.kv_heads, dims.head_dim, m)
-    return found | {
-        "attention": default_tile(rows, dims.kv_heads) if entry is None else tile_of(entry["tile"])
-    }
 
 
 def variants_of(dims: Dims, rows: int) -> dict[str, list[Variant]]:
@@ -196,130 +170,6 @@ def check_all(jobs: list[Check], workers: int, deadline: float) -> set[tuple[str
     return passed
 
 
-# --- times ------------------------------------------------------------------------------------------
-
-
-class Step:
-    """A whole step at one number of rows, whose parts can be replaced."""
-
-    def __init__(self, dims: Dims, decoder: Any, kv: PagedKV, table: WinnerTable, rows: int) -> None:
-        self.dims, self.decoder, self.kv, self.rows = dims, decoder, kv, rows
-        self.batches = {
-            context: decode_batch(kv, list(range(1, rows + 1)), [context] * rows, dims.vocab)
-            for context in dict.fromkeys(_CONTEXTS)
-            if context <= kv.max_seq_len
-        }
-        self.backend = triton_backend(dims, kv, rows)
-        self.recipes: dict[tuple[str, int], Recipe] = decoder.choice.recipes
-        self.set(shipped(table, dims, rows))
-
-    def choice(self) -> dict[str, Variant]:
-        """What the step is made of."""
-        return {name: self.recipes[name, self.rows] for name in PRODUCTS} | {
-            "attention": self.backend.tile(self.rows)
-        }
-
-    def set(self, choice: Mapping[str, Any]) -> None:
-        for name, value in choice.items():
-            if name == "attention":
-                self.backend.tiles[self.rows] = value
-            else:
-                self.recipes[name, self.rows] = value
-
-    def run(self, context: int = CONTEXT) -> Any:
-        return run_step(self.decoder, self.backend, self.kv, self.batches[context])
-
-    def ms(self, replays: int = _REPLAYS, context: int = CONTEXT) -> float:
-        self.decoder.pdl = self.backend.pdl = DEVICE.type == "cuda"
-        return time_run(lambda: self.run(context), replays) / 1000
-
-    def mean_ms(self, replays: int = _REPLAYS) -> float:
-        """The geometric mean over the contexts."""
-        ms = {context: self.ms(replays, context) for context in self.batches}
-        return math.prod(ms.get(context, ms[CONTEXT]) for context in _CONTEXTS) ** (1 / len(_CONTEXTS))
-
-    def same_bits(self) -> bool:
-        outs = []
-        for pdl in (False, True, True):
-            self.decoder.pdl = self.backend.pdl = pdl and DEVICE.type == "cuda"
-            outs.append(self.run().logits.clone())
-        return all(torch.equal(outs[0], out) for out in outs[1:])
-
-
-def search(step: Step, variants: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Replace one part after another by its variants; keep the fastest. Then the best few again.
-
-    A kernel may pay only beside others of its kind, which leave it room on a multiprocessor ahead of its wait:
-    so all of it once more from a step of fragment kernels, and the faster of the two is the winner.
-    """
-    before = step.choice()
-    row: dict[str, Any] = {"before": {k: str(v) for k, v in before.items()}, "before_ms": step.ms(30)}
-    ms_by_part: dict[str, dict[str, float]] = {name: {} for name in variants}
-    errors: dict[str, str] = {}
-    _sweep(step, variants, ms_by_part, errors, _REPLAYS)
-    few = {name: _fastest(some, ms_by_part[name]) for name, some in variants.items()}
-    _sweep(step, few, ms_by_part, errors, 2 * _REPLAYS)
-    after, after_ms = step.choice(), step.ms(30)
-    fragments = {name: next(filter(_is_fragment, some), None) for name, some in few.items()}
-    if any(fragments.values()):
-        step.set({name: variant for name, variant in fragments.items() if variant is not None})
-        _sweep(step, few, ms_by_part, errors, 2 * _REPLAYS)
-        _sweep(step, few, ms_by_part, errors, 2 * _REPLAYS)
-        row["from_fragments_ms"] = step.ms(30)
-        if row["from_fragments_ms"] < after_ms:
-            after = step.choice()
-    step.set(after)
-    row["after_ms"] = step.ms(30)
-    row["same_bits"] = step.same_bits()
-    step.set(before)
-    row["before_again_ms"] = step.ms(30)
-    step.set(after)
-    row["after_again_ms"] = step.ms(30)
-    row["after"] = {name: str(value) for name, value in after.items()}
-    row["tiles"] = {name: _tile_dict(value) for name, value in after.items()}
-    return row | {"ms_by_part": ms_by_part, "errors": errors}
-
-
-def _sweep(
-    step: Step,
-    variants: Mapping[str, list[Any]],
-    ms_by_part: Mapping[str, dict[str, float]],
-    errors: dict[str, str],
-    replays: int,
-) -> None:
-    for name, some in variants.items():
-        measure, times = step.mean_ms if name == "attention" else step.ms, ms_by_part[name]
-        kept, best = step.choice()[name], measure(replays)
-        times.setdefault(str(kept), best)
-        for variant in some:
-            step.set({name: variant})
-            try:
-                took = measure(replays)
-            except Exception as error:  # A variant that does not fit the device is a row, not a failure.
-                errors[f"{name} {variant}"] = f"{type(error).__name__}: {str(error)[:160]}"
-                continue
-            times[str(variant)] = min(took, times.get(str(variant), took))
-            if took < best:
-                best, kept = took, variant
-        step.set({name: kept})
-
-
-def _fastest(some: list[Any], times: Mapping[str, float]) -> list[Any]:
-    """The fastest three, and the fastest two fragment kernels."""
-    ranked = sorted((variant for variant in some if str(variant) in times), key=lambda v: times[str(v)])
-    return [*dict.fromkeys([*ranked[:3], *list(filter(_is_fragment, ranked))[:2]])]
-
-
-def _is_fragment(variant: Variant) -> bool:
-    tile = variant.tile if isinstance(variant, Recipe) else variant
-    return isinstance(tile, FragmentTile | FragmentAttentionTile)
-
-
-def _tile_dict(value: Any) -> dict[str, Any] | None:
-    tile = value.tile if isinstance(value, Recipe) else value
-    return None if tile is None else asdict(tile)
-
-
 def time_model(
     dims: Dims,
     rows: tuple[int, ...],
@@ -328,7 +178,7 @@ def time_model(
 ) -> None:
     """The search at each number of rows."""
     decoder, table = random_decoder(dims, DTYPE), shipped_table()
-    kv = make_kv(dims, max(rows), max(_CONTEXTS), dims.layers, DTYPE)
+    kv = make_kv(dims, max(rows), max(CONTEXTS), dims.layers, DTYPE)
     out = RESULTS.setdefault("product_cells", {})
     for m in rows:
         name = f"{dims.name} {m} rows"
