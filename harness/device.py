@@ -31,10 +31,13 @@ _LEAST_CACHES = 4
 
 
 def resolve_device(name: str) -> torch.device:
-    """Turn `auto`, `cpu`, `cuda` or `cuda:N` into a device; refuse one that is not there."""
+    """Turn `auto`, `cpu`, `cuda` or `cuda:N` into a device; refuse one that is not there.
+
+    A CUDA device becomes the current one: events, streams and kernels of ours say no other.
+    """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        return torch.device("cuda:0" if count else "cpu")
+        name = "cuda" if count else "cpu"
     device = torch.device(name)
     if device.type == "cuda":
         index = device.index or 0
@@ -44,7 +47,8 @@ def resolve_device(name: str) -> torch.device:
                 name,
                 f"this machine shows torch {count} CUDA device(s); use device=cpu, or device=auto",
             )
-        return torch.device("cuda", index)
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
     return device
 
 

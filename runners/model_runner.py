@@ -275,6 +275,12 @@ def _resolve_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RunnerError(f"device={name}: this torch sees no CUDA device. Use device=cpu.")
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+    if device.type != "cuda":
+        return device
+    current = torch.cuda.current_device()
+    # NOTE: fences, stopwatch and kernels work on the current device, and would wait for and time nothing of another's.
+    if device.index not in (None, current):
+        raise RunnerError(
+            f"device={name}: the current device is cuda:{current}. Call torch.cuda.set_device({device.index}) first."
+        )
+    return torch.device("cuda", current)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.cache_flush import last_level_cache_bytes
-from harness.device import copy_buffer_bytes, describe_environment, measure_copy_bandwidth
+from harness.device import copy_buffer_bytes, describe_environment, measure_copy_bandwidth, resolve_device
 from harness.record import JobRecord
 from harness.record_reader import read_result
 
@@ -58,3 +58,15 @@ def test_the_buffers_of_the_copy_leave_half_of_what_is_free_and_outgrow_the_cach
 def test_a_copy_counts_what_it_reads_and_what_it_writes() -> None:
     bandwidth = measure_copy_bandwidth(CPU, min_time_s=0.01)
     assert bandwidth is not None and bandwidth > 1e8
+
+
+@pytest.mark.parametrize(("name", "index"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
+def test_the_device_of_a_job_becomes_the_current_one(
+    name: str, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", made_current.append)
+    assert resolve_device(name) == torch.device("cuda", index)
+    assert made_current == [torch.device("cuda", index)]

@@ -10,6 +10,7 @@ import torch
 
 from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch
+from runners.model_runner import ModelRunner
 from runners.padding import StepPlan
 from tests.runners.tiny_runner import MAX_SEQ_LEN, Requests, tiny_config, tiny_model, tiny_runner
 
@@ -154,3 +155,12 @@ def test_exact_padding_may_refuse_misses_when_every_size_is_captured() -> None:
 def test_a_device_that_is_not_there_is_refused_with_the_remedy() -> None:
     with pytest.raises(RunnerError, match="device=cuda:0: this torch sees no CUDA device. Use device=cpu"):
         tiny_runner(device="cuda:0")
+
+
+def test_a_device_that_is_not_the_current_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with pytest.raises(
+        RunnerError, match=r"the current device is cuda:0. Call torch.cuda.set_device\(1\) first"
+    ):
+        ModelRunner(tiny_model(), tiny_config(device="cuda:1"))
