@@ -11,7 +11,14 @@ import torch
 from runners.attention.base import AttentionGroup, AttentionLayer
 from runners.forward_batch import ForwardBatch
 from runners.models.fused.launch import compile_beside, compiles_only
-from runners.models.fused.nvrtc import architecture_of, compile_cubin, is_available, launch_cuda
+from runners.models.fused.nvrtc import (
+    MAX_WARPS,
+    architecture_of,
+    compile_cubin,
+    is_available,
+    lacks_shared_memory,
+    launch_cuda,
+)
 from runners.models.fused.qk_rope_cache import HeadInputs
 
 _SOURCE = Path(__file__).parents[1] / "models" / "fused" / "kernels" / "fragment_attention.cu"
@@ -40,6 +47,15 @@ class FragmentAttentionTile:
         """Shared memory of a CTA whose key head serves `group` query heads."""
         sums = (self.warps + self.splits) * group * (_HEAD_DIM + 2)
         return self.stages * 32 * self.warps * 256 + 4 * sums
+
+    def refusal(self, groups: Sequence[AttentionGroup], device: torch.device) -> str | None:
+        """Why this tile cannot serve these groups on `device`, where the kernel runs; None if it can."""
+        # Without a stage there is no slot to copy to: the kernel would compute garbage.
+        fits = self.splits in (1, 2, 4, 8) and self.warps <= MAX_WARPS
+        if not fits or min(self.warps, self.stages, self.min_ctas) < 1:
+            return f"its splits are 1, 2, 4 or 8, its warps at most {MAX_WARPS}, and all of its numbers at least 1"
+        share = max(group.num_qo_heads // group.num_kv_heads for group in groups)
+        return lacks_shared_memory(device, self.shared_bytes(share))
 
 
 def unusable_reason(

@@ -22,7 +22,7 @@ from runners.models.fused.fragment_gemm import (
     unsupported,
 )
 from runners.models.fused.gemm_choice import PRODUCTS
-from runners.models.fused.recipe import VENDOR, VENDOR_LT, Library, Recipe
+from runners.models.fused.recipe import VENDOR, VENDOR_LT, Library, Recipe, refusal
 from runners.models.fused.skinny_gemm import Product, Rows, Tile
 from runners.models.fused.tuning import recipe_of
 from tests.runners.test_fused_tuning import ALL_DIMS, product_of
@@ -66,6 +66,18 @@ def test_parts_of_a_sum_of_squares_are_whole_tiles_of_a_cta() -> None:
     assert TILE.refusal(product(), 32) is None
     assert replace(TILE, tiles=4, part_tiles=3).refusal(product(), 32) is not None
     assert replace(TILE, tiles=4, part_tiles=4).refusal(product(), 32) is None
+
+
+@pytest.mark.parametrize("name", ["turns", "tiles", "splits", "warps", "stages", "part_tiles", "min_ctas"])
+def test_a_tile_of_numbers_that_are_none_is_refused_before_anything_is_made_of_them(name: str) -> None:
+    for tile in (replace(TILE, **{name: 0}), replace(TILE, **{name: -1})):
+        assert "its numbers are at least 1" in (refusal(Recipe(tile), product(), 8) or "")
+
+
+def test_a_tile_of_more_than_a_cluster_or_a_cta_holds_is_refused() -> None:
+    for tile in (FragmentTile(1, 1, splits=16, warps=1), FragmentTile(1, 1, splits=1, warps=64)):
+        wide = product(k=tile.splits * tile.cta_inputs)
+        assert "its splits at most 8, its warps 32" in (tile.refusal(wide, 8) or "")
 
 
 @pytest.mark.parametrize(("splits", "least"), [(1, "8.0"), (2, "9.0")])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from runners.attention.base import AttentionGroup
+from runners.attention.fragment_attention import FragmentAttentionTile
+from runners.errors import RunnerError
 from runners.models.fused.candidates import candidates
 from runners.models.fused.fragment_gemm import FragmentTile
 from runners.models.fused.gemm_choice import PRODUCTS, ROW_BUCKETS, GemmChoice, _runnable, _thin, bucket
@@ -59,6 +65,31 @@ def test_a_tile_without_a_loop_is_refused_where_it_would_leave_inputs_out() -> N
         ValueError, match="m32n32k512s4w4x0a512 has no loop and loads 512 .* of 4096 inputs has 1024"
     ):
         tile.inputs_per_split(4096)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("products", {"tile": {"turns": 2, "tiles": 1, "colour": 3}}, "TypeError: .*colour"),
+        ("products", {"tile": {"turns": 2}}, "TypeError: .*tiles"),
+        ("products", {"tile": {"turns": "2", "tiles": 1}}, "TypeError: turns='2' is no whole number"),
+        ("products", {"tile": {"library": "magma"}}, "ValueError: the library 'magma' is none"),
+        ("products", {"us": ...}, "KeyError: 'us'"),
+        ("attention", {"tile": {"splits": 2, "warp": 4}}, "TypeError: .*warp"),
+        ("attention", {"tile": None}, "TypeError: "),
+        ("attention", {"head_dim": ...}, "KeyError: 'head_dim'"),
+    ],
+)
+def test_a_table_with_an_entry_that_is_none_is_refused_with_its_name_and_the_entry(
+    name: str, change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    content = json.loads(next(TABLES.glob("*.json")).read_text())
+    changed = content[name][0] | change
+    content[name][0] = {key: value for key, value in changed.items() if value is not ...}
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(RunnerError, match=rf"table.json: {name} has an entry that is none \({says}"):
+        WinnerTable.read(path)
 
 
 def test_a_table_of_another_type_or_shape_knows_nothing() -> None:
@@ -124,3 +155,20 @@ def test_what_is_measured_without_a_table_is_half_fragment_tiles_where_they_run(
     assert len(_thin(plain, 4)) == 4
     assert _thin(recipes, None) == recipes
     assert _runnable(product_of(ALL_DIMS["8b"], "down"), 8) == plain, "its weight lies on no CUDA device"
+
+
+def test_an_attention_tile_that_does_not_fit_the_device_or_the_kernel_is_told_from_one_that_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups, device = [AttentionGroup(16, 8, 128, 1.0)], torch.device("cuda")
+    room = SimpleNamespace(shared_memory_per_block_optin=227 * 1024)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: room)
+    assert FragmentAttentionTile(8, 4, 3, 2).refusal(groups, device) is None
+    for numbers in ((3,), (16,), (0,), (2, 0), (2, 33), (2, 4, 0), (2, 4, 3, 0)):
+        reason = FragmentAttentionTile(*numbers).refusal(groups, device)
+        assert reason is not None and reason.startswith("its splits are 1, 2, 4 or 8")
+    large = FragmentAttentionTile(2, 8, 4)
+    needed = large.shared_bytes(2)
+    assert large.refusal(groups, device) == (
+        f"its CTAs need {needed} bytes of shared memory, and the device has {227 * 1024}"
+    )

@@ -8,13 +8,22 @@ from pathlib import Path
 import torch
 
 from runners.models.fused.launch import compile_beside, compiles_only
-from runners.models.fused.nvrtc import architecture_of, compile_cubin, is_available, launch_cuda
+from runners.models.fused.nvrtc import (
+    MAX_WARPS,
+    architecture_of,
+    compile_cubin,
+    is_available,
+    lacks_shared_memory,
+    launch_cuda,
+)
 from runners.models.fused.skinny_gemm import OWN_TENSORS, Product, ProductOutput, Rows, Targets
 
 _SOURCE = Path(__file__).parent / "kernels" / "fragment_gemm.cu"
 #: Inputs of one turn of a warp, rows of the weight of a tile, floats between two rows of partial sums.
 _TURN, _TILE_ROWS, _STRIDE = 64, 16, 20
 MAX_ROWS = 32
+#: CTAs of a cluster that every device with clusters takes.
+_MAX_CLUSTER = 8
 _ELEMENTS = {torch.bfloat16: 0, torch.float16: 1}
 #: Devices from here on have clusters; those from `_FIRST` on asynchronous copies and these tensor cores.
 _CLUSTERS, _FIRST = (9, 0), (8, 0)
@@ -55,6 +64,10 @@ class FragmentTile:
     def refusal(self, product: Product, num_rows: int) -> str | None:
         """Why this tile cannot compute `product` of `num_rows` rows; None if it can."""
         k, outputs = int(product.weight.shape[1]), outputs_of(product) * self.tiles
+        # Without a stage there is no slot to copy to: the kernel would compute garbage.
+        sizes = (self.turns, self.tiles, self.splits, self.warps, self.stages, self.part_tiles, self.min_ctas)
+        if min(sizes) < 1 or self.splits > _MAX_CLUSTER or self.warps > MAX_WARPS:
+            return f"its numbers are at least 1, its splits at most {_MAX_CLUSTER}, its warps {MAX_WARPS}"
         if num_rows > MAX_ROWS:
             return f"{num_rows} rows are more than {MAX_ROWS}"
         if product.weight.dtype not in _ELEMENTS or product.argmax or product.norm is not None:
@@ -90,12 +103,9 @@ def unsupported(device: torch.device, tile: FragmentTile, num_rows: int) -> str 
     least = _CLUSTERS if tile.splits > 1 else _FIRST
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < least:
         return f"it needs a CUDA device of capability {least[0]}.{least[1]}"
-    needed = tile.shared_bytes(num_rows)
-    # Of a CTA. Older versions of torch do not know it, and leave it to the launch.
-    room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", needed)
-    if needed > room:
-        return f"its CTAs need {needed} bytes of shared memory, and the device has {room}"
-    return None if is_available() else "cuda-bindings or the NVRTC library is missing"
+    if not is_available():
+        return "cuda-bindings or the NVRTC library is missing"
+    return lacks_shared_memory(device, tile.shared_bytes(num_rows))
 
 
 def product_fragment(

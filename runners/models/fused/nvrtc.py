@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+#: Warps of a CTA that any device takes.
+MAX_WARPS = 32
 #: How an argument of a kernel is passed.
 _C_TYPES = ((torch.Tensor, ctypes.c_void_p), (int, ctypes.c_int), (float, ctypes.c_float))
 
@@ -60,6 +62,15 @@ def compile_cubin(source: Path, architecture: str, defines: tuple[tuple[str, int
 def architecture_of(device: torch.device) -> str:
     """The name by which NVRTC knows the architecture of `device`."""
     return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+def lacks_shared_memory(device: torch.device, needed: int) -> str | None:
+    """Why no CTA that needs so many bytes of shared memory runs on the CUDA device; None if one does."""
+    # Older versions of torch do not know it, and leave it to the launch.
+    room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", needed)
+    if needed > room:
+        return f"its CTAs need {needed} bytes of shared memory, and the device has {room}"
+    return None
 
 
 @cache

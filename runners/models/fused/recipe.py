@@ -32,6 +32,10 @@ class Library:
     #: `cublaslt`: the first of its heuristics.
     library: str = "cublaslt"
 
+    def __post_init__(self) -> None:
+        if self.library != "cublaslt":
+            raise ValueError(f"the library {self.library!r} is none: only cublaslt is")
+
     def __str__(self) -> str:
         return self.library
 
@@ -51,7 +55,7 @@ def refusal(recipe: Recipe, product: Product, num_rows: int) -> str | None:
     tile = recipe.tile
     if not isinstance(tile, FragmentTile):
         return None
-    return unsupported(product.weight.device, tile, num_rows) or tile.refusal(product, num_rows)
+    return tile.refusal(product, num_rows) or unsupported(product.weight.device, tile, num_rows)
 
 
 #: The vendor's GEMM between our norm and epilogue kernels: right for every shape, and for prefill.

@@ -19,6 +19,7 @@ import torch
 from runners.attention.base import AttentionBackend
 from runners.attention.fragment_attention import FragmentAttentionTile
 from runners.attention.triton_backend import TritonAttentionBackend, tile_of
+from runners.errors import RunnerError
 from runners.models.fused.fragment_gemm import MAX_ROWS, FragmentTile
 from runners.models.fused.gemm_choice import PRODUCTS, GemmChoice, bucket
 from runners.models.fused.nvrtc import is_available
@@ -183,10 +184,12 @@ def _choose_tiles(
             choices.append(Choice("attention", rows, str(backend.tile(rows)), "default"))
             continue
         tile = tile_of(entry["tile"])
-        if isinstance(tile, FragmentAttentionTile) and backend.no_fragments is not None:
-            kept = Choice("attention", rows, str(backend.tile(rows)), "default", refused=backend.no_fragments)
-            choices.append(kept)
-            continue
+        if isinstance(tile, FragmentAttentionTile):
+            refused = backend.no_fragments or tile.refusal(backend.groups, backend.device)
+            if refused is not None:
+                kept = Choice("attention", rows, str(backend.tile(rows)), "default", refused=refused)
+                choices.append(kept)
+                continue
         choices.append(_from_table("attention", rows, str(tile), entry))
         backend.tiles |= {size: tile for size in range(1, max(batch_sizes) + 1) if bucket(size) == rows}
     return choices
@@ -216,7 +219,22 @@ class WinnerTable:
 
     @classmethod
     def read(cls, path: Path) -> WinnerTable:
-        return cls(json.loads(path.read_text()))
+        """RunnerError for a table with an entry that is none, with the file and the entry."""
+        content = json.loads(path.read_text())
+        for name, key, make in (
+            ("products", _PRODUCT_KEY, recipe_of),
+            ("attention", _ATTENTION_KEY, lambda entry: tile_of(entry["tile"])),
+        ):
+            for entry in content[name]:
+                try:
+                    _check_entry(entry, key)
+                    make(entry)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise RunnerError(
+                        f"{path}: {name} has an entry that is none ({type(error).__name__}: {error}): {entry}. "
+                        "Mend it, or take it out: what no table knows is measured."
+                    ) from error
+        return cls(content)
 
     def product(self, name: str, product: Product, rows: int) -> dict[str, Any] | None:
         """The entry of a product of this name, shape and type: that of the fewest rows that hold `rows`."""
@@ -250,6 +268,15 @@ def recipe_of(entry: Mapping[str, Any]) -> Recipe:
 #: What tells entries of a table apart, beside their rows.
 _PRODUCT_KEY = ("product", "n", "k", "dtype")
 _ATTENTION_KEY = ("num_qo_heads", "num_kv_heads", "head_dim")
+
+
+def _check_entry(entry: Mapping[str, Any], key: Sequence[str]) -> None:
+    """KeyError for what it lacks, TypeError for a number of its tile that is none."""
+    for name in (*key, "rows", "us", "measured_rows", "tile"):
+        entry[name]
+    for name, value in (entry["tile"] or {}).items():
+        if name != "library" and not isinstance(value, int):
+            raise TypeError(f"{name}={value!r} is no whole number")
 
 
 def _by_rows(entries: Sequence[Mapping[str, Any]], key: Sequence[str]) -> dict[tuple[Any, ...], Entries]:
