@@ -25,8 +25,8 @@ _BY_STATUS = {
     Status.CAPTURE_OOM: "lower capture.max_size, take a shorter list (capture=powers_of_two), or " + _LOWER,
     Status.PARITY_FAILED: "replay differs from eager: see parity in result.json; parity.on_failure=warn measures all the same",
     Status.TIMEOUT: "raise job.timeout_s, or measure less: measure=quick, workload.max_requests",
-    Status.KILLED: "ended from outside: resume, and it runs again",
-    Status.INTERRUPTED: "resume, and it runs again",
+    Status.KILLED: "ended from outside: the same line with sweep.resume=true runs it again",
+    Status.INTERRUPTED: "the same line with sweep.resume=true runs it again",
     Status.RUNNING: "no process says that it runs: resume once it has ended",
 }
 

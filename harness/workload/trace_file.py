@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from harness.errors import ConfigError
-from harness.workload.trace_formats import TraceFormat
+from harness.workload.trace_formats import FORMATS, TraceFormat
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
@@ -51,29 +51,39 @@ def check_columns(path: str | Path, trace_format: TraceFormat) -> None:
             first = text.readline(_MAX_LINE)
     except (OSError, EOFError) as error:
         raise ConfigError("workload.path", path, f"cannot be read: {_reason(error)}") from error
-    present = _csv_columns(first) if trace_format.container == "csv" else _json_keys(path, first)
+    container, present = _first_columns(first)
     missing = [name for name in trace_format.columns if name not in present]
-    if missing:
-        raise ConfigError(
-            "workload.path",
-            path,
-            f"line 1 lacks {', '.join(map(repr, missing))}; it has {', '.join(map(repr, present)) or 'nothing'}."
-            " Choose the workload.format of this file, or format=csv with workload.columns",
-        )
+    if container != trace_format.container:
+        problem = "is a JSON object, not column names" if container == "jsonl" else "is not a JSON object"
+    elif missing:
+        has = ", ".join(map(repr, present)) or "nothing"
+        problem = f"lacks {', '.join(map(repr, missing))}; it has {has}"
+    else:
+        return
+    raise ConfigError("workload.path", path, f"line 1 {problem}. {_advice(container, present)}")
 
 
-def _csv_columns(line: str) -> list[str]:
-    return next(csv.reader([line]), [])
-
-
-def _json_keys(path: str | Path, line: str) -> list[str]:
+def _first_columns(line: str) -> tuple[str, list[str]]:
+    """Return the kind of file that begins with `line`, as `TraceFormat.container`, and its columns."""
     try:
         record = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(
-            "workload.path", path, f"line 1 is not a JSON object: {error}. Is workload.format right?"
-        ) from error
-    return list(record) if isinstance(record, dict) else []
+    except ValueError:
+        record = None
+    if isinstance(record, dict):
+        return "jsonl", list(record)
+    return "csv", next(csv.reader([line]), [])
+
+
+def _advice(container: str, present: list[str]) -> str:
+    fitting = [
+        name
+        for name, known in FORMATS.items()
+        if known.container == container and set(known.columns) <= set(present)
+    ]
+    if not fitting:
+        return "Choose the workload.format of this file, or format=csv with workload.columns"
+    units = ", whose times differ in unit" if len(fitting) > 1 else ""
+    return f"Its columns are those of workload.format={' or '.join(fitting)}{units}"
 
 
 def _reason(error: Exception) -> str:

@@ -42,7 +42,7 @@ def test_a_sweep_that_is_ended_writes_the_row_of_its_job_first(
     assert sweep.returncode == 130
     with (tmp_path / "sweep" / "sweep.csv").open(newline="") as file:
         assert [(row["job"], row["status"]) for row in csv.DictReader(file)] == [("0", "interrupted")]
-    assert "remedy: resume, and it runs again" in printed
+    assert "remedy: the same line with sweep.resume=true runs it again" in printed
 
 
 def check_report(sweep: PlantedSweep) -> None:

@@ -224,8 +224,18 @@ def test_the_header_can_be_checked_without_reading_the_file(tmp_path: Path) -> N
     check_trace(path, "azure")
     with pytest.raises(ConfigError, match="lacks 'Timestamp', 'Request tokens', 'Response tokens'"):
         check_trace(path, "burstgpt")
-    with pytest.raises(ConfigError, match="line 1 is not a JSON object"):
+    with pytest.raises(ConfigError, match="line 1 is not a JSON object.*workload.format=azure"):
         check_trace(path, "mooncake")
+
+
+def test_json_lines_read_as_a_table_are_refused_with_the_formats_that_have_their_columns(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 10, "output_length": 5, "hash_ids": [1, 2]}\n')
+    fitting = "mooncake or qwen_bailian or timed_trace"
+    with pytest.raises(ConfigError, match=f"is a JSON object, not column names.*workload.format={fitting}"):
+        check_trace(path, "azure")
 
 
 def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
