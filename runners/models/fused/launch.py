@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +50,8 @@ def compile_ahead() -> Iterator[None]:
     """Within the block no kernel of ours runs: each is compiled, and the block's end waits for all.
 
     So a step may be called for its launches alone; what it returns is garbage. NVRTC, and where it can
-    Triton, compile in threads, which spend their time outside of Python.
+    Triton, compile in threads, which spend their time outside of Python. What does not compile there is left
+    to its launch.
     """
     global _pool
     import triton
@@ -58,7 +60,9 @@ def compile_ahead() -> Iterator[None]:
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)))
         if mode is not None:
-            stack.enter_context(mode(pool))
+            # Older versions do not know it, and raise at the block's end.
+            known = "ignore_errors" in inspect.signature(mode).parameters
+            stack.enter_context(mode(pool, ignore_errors=True) if known else mode(pool))
         _pool = pool
         try:
             yield

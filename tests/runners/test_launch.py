@@ -1,0 +1,94 @@
+"""What compiling ahead does with errors. That it compiles is a GPU test."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import Executor
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+import torch
+
+from runners.models.fused import gemm_choice
+from runners.models.fused.gemm_choice import GemmChoice
+from runners.models.fused.launch import compile_ahead, compile_beside, compiles_only, launch
+from runners.models.fused.recipe import VENDOR
+from runners.models.fused.skinny_gemm import Product
+
+
+class AsyncCompileMode:
+    """Triton's: a kernel that did not compile is an error at the block's end, unless errors are ignored."""
+
+    def __init__(self, executor: Executor, *, ignore_errors: bool = False) -> None:
+        self.ignore_errors = ignore_errors
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self.ignore_errors:
+            raise RuntimeError("a kernel did not compile")
+
+
+class OlderMode:
+    """That of a version which cannot ignore errors."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+@pytest.fixture(params=[AsyncCompileMode, OlderMode, None])
+def triton(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(AsyncCompileMode=request.param))
+
+
+@pytest.mark.usefixtures("triton")
+def test_what_does_not_compile_ahead_is_left_to_its_launch() -> None:
+    asked: list[int] = []
+
+    def refuse(number: int) -> None:
+        asked.append(number)
+        raise RuntimeError("no")
+
+    with compile_ahead():
+        compile_beside(refuse, 1)
+        compile_beside(refuse, 1)
+        compile_beside(refuse, 2)
+    assert sorted(asked) == [1, 2]
+
+
+@pytest.mark.usefixtures("triton")
+def test_after_an_error_within_the_block_kernels_run_again_and_what_was_asked_for_is_forgotten() -> None:
+    asked: list[int] = []
+    for _ in range(2):
+        with pytest.raises(ValueError, match="between"), compile_ahead():
+            assert compiles_only()
+            compile_beside(asked.append, 1)
+            raise ValueError("between")
+        assert not compiles_only()
+    assert asked == [1, 1]
+    launched: list[Any] = []
+    launch({(2,): lambda *arguments, **options: launched.append((arguments, options))}, (2,), 7, PDL=True)
+    assert launched == [((7,), {"PDL": True})]
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_candidate_that_does_not_even_compile_is_a_row_of_the_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(gemm_choice, "run_product", refuse)
+    monkeypatch.setattr(gemm_choice, "time_in_graph", lambda run: run())
+    product = Product(torch.zeros(4096, 1024, dtype=torch.bfloat16), scaled=True)
+    (record,) = GemmChoice().measure({"qkv": [product]}, 8, names=["qkv"], limit=2)
+    assert record.recipe == str(VENDOR) and record.candidate_us == {}
+    assert len(record.errors) == 4 and set(record.errors.values()) == {"RuntimeError: no such instruction"}
