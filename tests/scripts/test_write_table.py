@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from runners.attention.fragment_attention import FragmentAttentionTile
 from runners.models.fused.candidates import candidates
 from runners.models.fused.fragment_gemm import FragmentTile
 from runners.models.fused.recipe import VENDOR
@@ -174,13 +175,14 @@ def test_what_is_written_again_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_attention_that_won_within_whole_steps_goes_to_the_table_and_stays_there(tmp_path: Path) -> None:
-    cells = step_cell(32, attention={"warps": 4}), step_cell(24, attention={"warps": 8}), step_cell(1)
+    four, eight = asdict(FragmentAttentionTile(1, 4)), asdict(FragmentAttentionTile(2, 8, 2, 1))
+    cells = step_cell(32, attention=four), step_cell(24, attention=eight), step_cell(1)
     path = with_cells(tmp_path, *cells)
     for again in range(2):
         table, before = WinnerTable.read(path), WinnerTable.read(TABLE)
-        for rows, warps in ((32, 4), (24, 8)):
+        for rows, tile in ((32, four), (24, eight)):
             entry = table.attention_entry(16, 8, 128, rows)
-            assert entry is not None and (entry["rows"], entry["tile"]) == (rows, {"warps": warps})
+            assert entry is not None and (entry["rows"], entry["tile"]) == (rows, tile)
             assert (entry["us"], entry["us_by_context"], entry["measured_rows"]) == (None, None, rows)
         for rows in (1, 16, 48):
             assert table.attention_entry(16, 8, 128, rows) == before.attention_entry(16, 8, 128, rows)
