@@ -10,19 +10,10 @@ import torch
 
 from runners.attention.base import AttentionGroup, AttentionLayer
 from runners.forward_batch import ForwardBatch
-from runners.models.fused.launch import compile_beside, compiles_only
-from runners.models.fused.nvrtc import (
-    MAX_WARPS,
-    architecture_of,
-    compile_cubin,
-    is_available,
-    lacks_shared_memory,
-    launch_cuda,
-)
+from runners.models.fused import nvrtc
 from runners.models.fused.qk_rope_cache import HeadInputs
 
 _SOURCE = Path(__file__).parents[1] / "models" / "fused" / "kernels" / "fragment_attention.cu"
-_ELEMENTS = {torch.bfloat16: 0, torch.float16: 1}
 _HEAD_DIM, _MAX_GROUP, _WARP_TOKENS = 128, 4, 16
 #: Devices from here on have clusters and dependent launch.
 _FIRST = (9, 0)
@@ -51,11 +42,11 @@ class FragmentAttentionTile:
     def refusal(self, groups: Sequence[AttentionGroup], device: torch.device) -> str | None:
         """Why this tile cannot serve these groups on `device`, where the kernel runs; None if it can."""
         # Without a stage there is no slot to copy to: the kernel would compute garbage.
-        fits = self.splits in (1, 2, 4, 8) and self.warps <= MAX_WARPS
+        fits = self.splits in (1, 2, 4, 8) and self.warps <= nvrtc.MAX_WARPS
         if not fits or min(self.warps, self.stages, self.min_ctas) < 1:
-            return f"its splits are 1, 2, 4 or 8, its warps at most {MAX_WARPS}, and all of its numbers at least 1"
+            return f"its splits are 1, 2, 4 or 8, its warps at most {nvrtc.MAX_WARPS}, and all of its numbers at least 1"
         share = max(group.num_qo_heads // group.num_kv_heads for group in groups)
-        return lacks_shared_memory(device, self.shared_bytes(share))
+        return nvrtc.lacks_shared_memory(device, self.shared_bytes(share))
 
 
 def unusable_reason(
@@ -65,11 +56,9 @@ def unusable_reason(
 
     `cache` is one layer's, `[num_pages, page_size, num_kv_heads, head_dim]`.
     """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < _FIRST:
-        return "it needs a CUDA device of compute capability 9.0"
-    if not is_available():
-        return "the package cuda-bindings is not installed"
-    if cache.dtype not in _ELEMENTS or cache.shape[1] % _WARP_TOKENS:
+    if reason := nvrtc.unusable_reason(device, _FIRST):
+        return reason
+    if cache.dtype not in nvrtc.ELEMENTS or cache.shape[1] % _WARP_TOKENS:
         return "it takes a cache of bfloat16 or float16 in pages of 16 tokens or a multiple"
     for group in groups:
         if group.head_dim != _HEAD_DIM or group.num_qo_heads > _MAX_GROUP * group.num_kv_heads:
@@ -95,14 +84,11 @@ def attend_fragments(
     out = qkv.new_empty(bs, group.num_qo_heads, group.head_dim)
     has_norm = inputs.q_norm is not None and inputs.k_norm is not None
     defines = {
-        "ELEMENT": _ELEMENTS[qkv.dtype], "KV_HEADS": heads, "GROUP": share, "PAGE_SIZE": layer.k_cache.shape[1],
+        "ELEMENT": nvrtc.ELEMENTS[qkv.dtype], "KV_HEADS": heads, "GROUP": share, "PAGE_SIZE": layer.k_cache.shape[1],
         "WARPS": tile.warps, "STAGES": tile.stages, "SPLITS": tile.splits, "MIN_CTAS": tile.min_ctas,
         "HAS_NORM": int(has_norm), "PDL": int(pdl),
     }  # fmt: skip
-    if compiles_only():
-        compile_beside(compile_cubin, _SOURCE, architecture_of(qkv.device), tuple(defines.items()))
-        return out
-    launch_cuda(
+    nvrtc.launch_cuda(
         _SOURCE, "fragment_attention", defines,
         (qkv, qkv if inputs.q_norm is None else inputs.q_norm, qkv if inputs.k_norm is None else inputs.k_norm,
          inputs.cos_sin, layer.k_cache, layer.v_cache, page_table, batch.req_pool_indices, batch.seq_lens,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int32]
+from runners.attention.decode_schedule import IntArray
 
 
 class LengthRange:

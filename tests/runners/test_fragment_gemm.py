@@ -93,13 +93,13 @@ def test_a_device_whose_multiprocessors_have_less_shared_memory_is_told_from_one
     room = SimpleNamespace(shared_memory_per_block_optin=163 * 1024)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: room)
-    monkeypatch.setattr(fragment_gemm, "is_available", lambda: True)
+    monkeypatch.setattr(nvrtc, "is_available", lambda: True)
     assert unsupported(device, large, 8) is None
     assert unsupported(device, large, 32) == (
         f"its CTAs need {large.shared_bytes(32)} bytes of shared memory, and the device has 166912"
     )
     assert unsupported(device, replace(large, splits=2), 8) == "it needs a CUDA device of capability 9.0"
-    monkeypatch.setattr(fragment_gemm, "is_available", lambda: False)
+    monkeypatch.setattr(nvrtc, "is_available", lambda: False)
     assert unsupported(device, large, 8) == "cuda-bindings or the NVRTC library is missing"
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import Executor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
 import torch
 
-from runners.models.fused import gemm_choice
+from runners.models.fused import gemm_choice, nvrtc
 from runners.models.fused.gemm_choice import GemmChoice
 from runners.models.fused.launch import compile_ahead, compile_beside, compiles_only, launch
 from runners.models.fused.recipe import VENDOR
@@ -62,6 +63,23 @@ def test_what_does_not_compile_ahead_is_left_to_its_launch() -> None:
         compile_beside(refuse, 1)
         compile_beside(refuse, 2)
     assert sorted(asked) == [1, 2]
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_cuda_kernel_that_is_launched_while_compiling_ahead_is_only_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(nvrtc, "compile_cubin", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    source, options = (
+        Path("kernel.cu"),
+        {"grid": 1, "threads": 32, "shared_bytes": 0, "cluster": 1, "pdl": False},
+    )
+    with compile_ahead():
+        for _ in range(2):
+            nvrtc.launch_cuda(source, "kernel", {"ROWS": 8}, (), device=torch.device("cuda"), **options)
+    assert asked == [(source, "sm_90", (("ROWS", 8),))]
 
 
 @pytest.mark.usefixtures("triton")

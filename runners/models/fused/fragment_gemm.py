@@ -7,14 +7,12 @@ from pathlib import Path
 
 import torch
 
-from runners.models.fused.launch import compile_beside, compiles_only
 from runners.models.fused.nvrtc import (
+    ELEMENTS,
     MAX_WARPS,
-    architecture_of,
-    compile_cubin,
-    is_available,
     lacks_shared_memory,
     launch_cuda,
+    unusable_reason,
 )
 from runners.models.fused.skinny_gemm import OWN_TENSORS, Product, ProductOutput, Rows, Targets
 
@@ -24,7 +22,6 @@ _TURN, _TILE_ROWS, _STRIDE = 64, 16, 20
 MAX_ROWS = 32
 #: CTAs of a cluster that every device with clusters takes.
 _MAX_CLUSTER = 8
-_ELEMENTS = {torch.bfloat16: 0, torch.float16: 1}
 #: Devices from here on have clusters; those from `_FIRST` on asynchronous copies and these tensor cores.
 _CLUSTERS, _FIRST = (9, 0), (8, 0)
 
@@ -70,7 +67,7 @@ class FragmentTile:
             return f"its numbers are at least 1, its splits at most {_MAX_CLUSTER}, its warps {MAX_WARPS}"
         if num_rows > MAX_ROWS:
             return f"{num_rows} rows are more than {MAX_ROWS}"
-        if product.weight.dtype not in _ELEMENTS or product.argmax or product.norm is not None:
+        if product.weight.dtype not in ELEMENTS or product.argmax or product.norm is not None:
             return "it takes bfloat16 and float16, no arg max and no norm that is not folded"
         if product.silu and product.bias is not None:
             return "it adds no bias ahead of SiLU"
@@ -100,12 +97,8 @@ def padded_rows(num_rows: int) -> int:
 
 def unsupported(device: torch.device, tile: FragmentTile, num_rows: int) -> str | None:
     """Why the kernel does not run on `device` by `tile`, for `num_rows` rows; None if it does."""
-    least = _CLUSTERS if tile.splits > 1 else _FIRST
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < least:
-        return f"it needs a CUDA device of capability {least[0]}.{least[1]}"
-    if not is_available():
-        return "cuda-bindings or the NVRTC library is missing"
-    return lacks_shared_memory(device, tile.shared_bytes(num_rows))
+    reason = unusable_reason(device, _CLUSTERS if tile.splits > 1 else _FIRST)
+    return reason or lacks_shared_memory(device, tile.shared_bytes(num_rows))
 
 
 def product_fragment(
@@ -131,20 +124,17 @@ def product_fragment(
         assert rows.squares is not None
         squares = rows.squares
     defines = {
-        "ELEMENT": _ELEMENTS[x.dtype], "ROWS": padded_rows(num_rows), "WARPS": tile.warps, "TURNS": tile.turns,
+        "ELEMENT": ELEMENTS[x.dtype], "ROWS": padded_rows(num_rows), "WARPS": tile.warps, "TURNS": tile.turns,
         "TILES": tile.tiles, "SPLITS": tile.splits, "STAGES": tile.stages, "PART_TILES": tile.part_tiles,
         "MIN_CTAS": tile.min_ctas, "SCALED": int(product.scaled), "RESIDUAL": int(residual is not None),
         "SILU": int(product.silu), "BIAS": int(product.bias is not None), "PDL": int(pdl),
     }  # fmt: skip
-    if compiles_only():
-        compile_beside(compile_cubin, _SOURCE, architecture_of(x.device), tuple(defines.items()))
-    else:
-        launch_cuda(
-            _SOURCE, "fragment_gemm", defines,
-            (x, squares, product.weight, x if product.bias is None else product.bias,
-             x if residual is None else residual, out, squares_out, num_rows,
-             squares.shape[1] if product.scaled else 0, n, product.eps),
-            grid=n // (outputs_of(product) * tile.tiles) * tile.splits, threads=32 * tile.warps,
-            shared_bytes=tile.shared_bytes(num_rows), cluster=tile.splits, pdl=pdl, device=x.device,
-        )  # fmt: skip
+    launch_cuda(
+        _SOURCE, "fragment_gemm", defines,
+        (x, squares, product.weight, x if product.bias is None else product.bias,
+         x if residual is None else residual, out, squares_out, num_rows,
+         squares.shape[1] if product.scaled else 0, n, product.eps),
+        grid=n // (outputs_of(product) * tile.tiles) * tile.splits, threads=32 * tile.warps,
+        shared_bytes=tile.shared_bytes(num_rows), cluster=tile.splits, pdl=pdl, device=x.device,
+    )  # fmt: skip
     return ProductOutput(Rows(out, None if residual is None else squares_out))

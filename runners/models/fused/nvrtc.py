@@ -14,8 +14,14 @@ from typing import Any
 
 import torch
 
+from runners.models.fused.launch import compile_beside, compiles_only
+
 #: Warps of a CTA that any device takes.
 MAX_WARPS = 32
+#: By the type of a tensor the ELEMENT that `kernels/fragments.cuh` knows it as.
+ELEMENTS = {torch.bfloat16: 0, torch.float16: 1}
+#: What is wrong where `is_available` says no.
+MISSING = "cuda-bindings or the NVRTC library is missing"
 #: How an argument of a kernel is passed.
 _C_TYPES = ((torch.Tensor, ctypes.c_void_p), (int, ctypes.c_int), (float, ctypes.c_float))
 
@@ -64,6 +70,13 @@ def architecture_of(device: torch.device) -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
 
 
+def unusable_reason(device: torch.device, capability: tuple[int, int]) -> str | None:
+    """Why no kernel that needs this compute capability runs on `device`; None if one may."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < capability:
+        return "it needs a CUDA device of capability {}.{}".format(*capability)
+    return None if is_available() else MISSING
+
+
 def lacks_shared_memory(device: torch.device, needed: int) -> str | None:
     """Why no CTA that needs so many bytes of shared memory runs on the CUDA device; None if one does."""
     # Older versions of torch do not know it, and leave it to the launch.
@@ -100,7 +113,7 @@ def launch_cuda(
     pdl: bool,
     device: torch.device,
 ) -> None:
-    """Queue the kernel `name` of `source` on the current stream of `device`.
+    """Queue the kernel `name` of `source` on the current stream of `device`; within `compile_ahead` only compile it.
 
     Args:
         arguments: tensors by address, integers as int32, floats as float32.
@@ -110,9 +123,13 @@ def launch_cuda(
 
     RuntimeError if the driver refuses.
     """
+    variant = tuple(defines.items())
+    if compiles_only():
+        compile_beside(compile_cubin, source, architecture_of(device), variant)
+        return
     from cuda.bindings import driver
 
-    function = _function(source, name, tuple(defines.items()), shared_bytes, device)
+    function = _function(source, name, variant, shared_bytes, device)
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1

@@ -22,7 +22,7 @@ from runners.attention.triton_backend import TritonAttentionBackend, tile_of
 from runners.errors import RunnerError
 from runners.models.fused.fragment_gemm import MAX_ROWS, FragmentTile
 from runners.models.fused.gemm_choice import PRODUCTS, GemmChoice, bucket
-from runners.models.fused.nvrtc import is_available
+from runners.models.fused.nvrtc import MISSING, is_available
 from runners.models.fused.recipe import VENDOR, Library, Recipe, refusal
 from runners.models.fused.skinny_gemm import Product, Tile
 
@@ -40,7 +40,7 @@ _MEASURE_SECONDS = 6.0
 #: Numbers of rows to measure first: the others lie between them.
 _FIRST_ROWS = (1, 8, 32, 128, 256)
 _NO_NVRTC = (
-    "products of up to 32 rows run by slower kernels: cuda-bindings or the NVRTC library is missing; "
+    f"products of up to {MAX_ROWS} rows run by slower kernels: {MISSING}; "
     "pip install cuda-bindings, or this project's extra gpu"
 )
 #: Devices from here on let a kernel start before the one in front has ended.
