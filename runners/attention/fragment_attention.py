@@ -1,4 +1,4 @@
-"""Decode attention in warps that stream keys and values as tensor-core fragments; compiled by NVRTC."""
+"""Decode attention in warps that stream keys and values for the tensor cores; compiled by NVRTC."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from runners.models.fused.qk_rope_cache import HeadInputs
 
 _SOURCE = Path(__file__).parents[1] / "models" / "fused" / "kernels" / "fragment_attention.cu"
 _HEAD_DIM, _MAX_GROUP, _WARP_TOKENS = 128, 4, 16
-#: Devices from here on have clusters and dependent launch.
+#: Bytes of 16 keys and 16 values in shared memory, rows of 256 and 272, and of the barrier that tells of them.
+_WARP_BYTES = 16 * (256 + 272) + 8
+#: Devices from here on have clusters, bulk copies and dependent launch.
 _FIRST = (9, 0)
 
 
@@ -37,7 +39,7 @@ class FragmentAttentionTile:
     def shared_bytes(self, group: int) -> int:
         """Shared memory of a CTA whose key head serves `group` query heads."""
         sums = (self.warps + self.splits) * group * (_HEAD_DIM + 2)
-        return self.stages * 32 * self.warps * 256 + 4 * sums
+        return self.stages * self.warps * _WARP_BYTES + 4 * sums
 
     def refusal(self, groups: Sequence[AttentionGroup], device: torch.device) -> str | None:
         """Why this tile cannot serve these groups on `device`, where the kernel runs; None if it can."""
