@@ -17,7 +17,6 @@ from runners.attention.kv_write import write_kv, write_kv_torch
 from runners.attention.page_indices import PageIndices, write_page_indices, write_page_indices_torch
 from runners.forward_batch import ForwardMode
 from runners.paged_kv import PagedKV
-from runners.staging import Upload
 from tests.gpu.attention_rig import AttentionRig
 
 #: bfloat16 outputs are rounded to 2^-9 of their size; the kernels were seen within 0.003 of float32.
@@ -188,24 +187,6 @@ def test_a_batch_too_large_to_split_is_planned_once(device: torch.device) -> Non
     for _ in range(20):
         assert rig.check_replay(rig.batch(rows), size=256) < TOLERANCE
     assert rig.backend.decode.num_plans == 0
-
-
-def test_the_driver_copies_what_torch_copies(device: torch.device) -> None:
-    source = torch.randint(0, 256, (10_240,), dtype=torch.uint8).pin_memory()
-    target = torch.zeros(10_240, dtype=torch.uint8, device=device)
-    upload = Upload(target, source)
-    assert upload._copy is not None
-    for _ in range(2):
-        torch.cuda._sleep(10_000_000)  # ordered behind what the stream is doing
-        target.zero_()
-        with no_syncs():
-            upload.queue()
-        assert torch.equal(target.cpu(), source)
-        torch.cuda.synchronize()
-        source.add_(1)
-    with torch.cuda.stream(torch.cuda.Stream(device)):
-        upload.queue()
-        assert torch.equal(target.cpu(), source)
 
 
 def test_plans_queued_behind_a_busy_device_do_not_spoil_each_other(device: torch.device) -> None:

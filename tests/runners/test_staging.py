@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners import staging
+from runners.models.fused import nvrtc
 from runners.staging import CopyFences, Upload
 
 
@@ -83,7 +89,77 @@ def test_a_turn_is_settled_once_at_the_latest_when_the_next_begins() -> None:
 def test_an_upload_brings_what_the_source_holds_when_it_is_queued() -> None:
     source, target = torch.arange(8, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
     upload = Upload(target, source)
+    assert upload.way == "torch"
     for _ in range(2):
         upload.queue()
         assert torch.equal(target, source)
         source.add_(1)
+
+
+# --- the kernel --------------------------------------------------------------------------------
+
+
+def emulated_launch(function: int, *rest: Any) -> int:
+    """Do by the C arguments of `cuLaunchKernel` what the kernel does thread by thread, on host memory."""
+    grid, _, _, threads, _, _, _, _, parameters, _ = rest
+    target, source, num_words = (ctypes.c_uint64.from_address(parameters[i]).value for i in range(3))
+    for word in range(grid * threads):
+        if word < num_words:
+            ctypes.memmove(target + 16 * word, source + 16 * word, 16)
+    return 0
+
+
+LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p,
+)(emulated_launch)  # fmt: skip
+
+
+@pytest.mark.parametrize("num_words", [1, 48, 127, 128, 129, 576])
+def test_the_launch_covers_every_byte_and_none_behind(num_words: int) -> None:
+    source = torch.arange(16 * num_words + 16).to(torch.uint8)
+    target = torch.zeros_like(source)
+    arguments = staging._launch_arguments(
+        7, target.data_ptr(), source.data_ptr(), 16 * num_words, ctypes.c_void_p(0)
+    )
+    # The parameters behind the addresses are read at each launch: they live as long as the arguments.
+    for _ in range(2):
+        assert LAUNCH(*arguments) == 0
+        assert torch.equal(target[:-16], source[:-16]) and not target[-16:].any()
+        source.add_(1)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "fits"),
+    [
+        ((4096, 512, 9216), True),
+        ((4096, 520, 9216), False),
+        ((4096, 512, 36), False),
+        ((4096, 512, 0), False),
+    ],
+)
+def test_only_whole_words_at_addresses_of_words_are_for_the_kernel(
+    numbers: tuple[int, ...], fits: bool
+) -> None:
+    assert staging._is_in_words(*numbers) == fits
+
+
+def test_without_the_bindings_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "is_available", lambda: False)
+    assert staging._kernel.__wrapped__(torch.device("cuda", 0)) is None
+
+
+def test_a_kernel_that_the_compiler_refuses_leaves_the_copy_to_the_copy_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise RuntimeError("NVRTC refused upload.cu: it does not know sm_999")
+
+    monkeypatch.setattr(nvrtc, "is_available", lambda: True)
+    monkeypatch.setattr(nvrtc, "load_function", refuse)
+    assert staging._kernel.__wrapped__(torch.device("cuda", 0)) is None
+
+
+@pytest.mark.skipif(not nvrtc.is_available(), reason=f"{nvrtc.MISSING}: pip install cuda-bindings")
+def test_the_kernel_compiles() -> None:
+    assert nvrtc.compile_cubin(staging._SOURCE, "sm_90", ()).startswith(b"\x7fELF")

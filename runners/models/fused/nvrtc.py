@@ -87,9 +87,13 @@ def lacks_shared_memory(device: torch.device, needed: int) -> str | None:
 
 
 @cache
-def _function(
+def load_function(
     source: Path, name: str, defines: tuple[tuple[str, int], ...], shared_bytes: int, device: torch.device
 ) -> Any:
+    """The kernel `name` of `source`, compiled for `device`, which must be the current one: a `CUfunction`.
+
+    RuntimeError if NVRTC or the driver refuses.
+    """
     from cuda.bindings import driver
 
     # Loads into the context that torch made current.
@@ -129,7 +133,7 @@ def launch_cuda(
         return
     from cuda.bindings import driver
 
-    function = _function(source, name, variant, shared_bytes, device)
+    function = load_function(source, name, variant, shared_bytes, device)
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
