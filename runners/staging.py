@@ -14,6 +14,8 @@ from runners.models.fused import nvrtc
 #: What one thread of the kernel moves, and threads of a CTA: few, so that several multiprocessors fetch.
 _WORD_BYTES, _THREADS = 16, 128
 _SOURCE = Path(nvrtc.__file__).parent / "kernels" / "upload.cu"
+#: Up to here the driver sends the bytes along with the command, and no engine has to be waited for.
+_FEW_BYTES = 576
 #: CU_POINTER_ATTRIBUTE_DEVICE_POINTER of the driver.
 _DEVICE_POINTER = 3
 
@@ -70,14 +72,14 @@ class Upload:
     Args:
         target: contiguous, on the device.
         source: contiguous, of the same size, on the host; pinned if the target is on a CUDA device.
-        by_kernel: False leaves the copy to the copy engine.
+        by_kernel: leave it to the kernel, or to the driver's copy; None: whichever costs the device less.
 
     Attributes:
-        way: `kernel`, `copy` (the copy engine) or `torch`. The kernel needs `cuda-bindings` with NVRTC, and
-            addresses and a size that are multiples of 16; `copy` needs CUDA and pinned memory.
+        way: `kernel`, `copy` (the driver's) or `torch`. The kernel needs `cuda-bindings` with NVRTC, and addresses
+            and a size that are multiples of 16, and is for more than a few bytes; `copy` needs CUDA and pinned memory.
     """
 
-    def __init__(self, target: torch.Tensor, source: torch.Tensor, by_kernel: bool = True) -> None:
+    def __init__(self, target: torch.Tensor, source: torch.Tensor, by_kernel: bool | None = None) -> None:
         assert target.nbytes == source.nbytes and target.is_contiguous() and source.is_contiguous()
         self._target, self._source = target, source
         self._device_index = target.get_device()
@@ -101,13 +103,15 @@ class Upload:
 
 
 def _choose(
-    target: torch.Tensor, source: torch.Tensor, stream: ctypes.c_void_p, by_kernel: bool
+    target: torch.Tensor, source: torch.Tensor, stream: ctypes.c_void_p, by_kernel: bool | None
 ) -> tuple[str, Any, tuple[Any, ...]]:
     """Return the way, the driver's function to call (None: torch copies) and its arguments."""
     driver = _driver() if target.is_cuda and source.is_pinned() else None
     if driver is None:
         return "torch", None, ()
     addresses = target.data_ptr(), source.data_ptr()
+    if by_kernel is None:
+        by_kernel = source.nbytes > _FEW_BYTES
     if by_kernel and _is_in_words(*addresses, source.nbytes):
         with torch.cuda.device(target.device):
             function, host = _kernel(target.device), _device_address(driver, addresses[1])

@@ -21,14 +21,15 @@ from typing import Any
 
 import torch
 
+from harness.device import describe_environment
 from runners.staging import CopyFences, Upload
 
 #: Requests that the static inputs have rows for, 36 bytes each.
-MAX_BATCH_SIZES = (16, 256)
+MAX_BATCH_SIZES = (8, 16, 32, 64, 128, 256)
 ROW_BYTES = 36
 WAYS = ("none", "copy", "kernel")
 NUM_BUFFERS = 8
-NUM_ROUNDS = 15
+NUM_ROUNDS = 7
 NUM_STEPS = 200
 #: The graph: products of few rows, which read their weights from memory as a decode step does.
 NUM_PRODUCTS, ROWS, WIDTH = 24, 8, 4096
@@ -46,9 +47,8 @@ def main(out: Path) -> None:
         for max_batch_size in MAX_BATCH_SIZES:
             lines += measure(max_batch_size, x, weights)
     report = {
-        "device": torch.cuda.get_device_name(device),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
+        "command": ["python", "-m", "tests.bench.bench_upload", *sys.argv[1:]],
+        "environment": describe_environment(device),
         "num_rounds": NUM_ROUNDS,
         "num_steps": NUM_STEPS,
         "lines": lines,
@@ -66,7 +66,7 @@ def measure(max_batch_size: int, x: torch.Tensor, weights: list[torch.Tensor]) -
     ways: dict[str, list[Upload] | None] = {
         "none": None,
         "copy": [Upload(target, host, by_kernel=False) for host in hosts],
-        "kernel": [Upload(target, host) for host in hosts],
+        "kernel": [Upload(target, host, by_kernel=True) for host in hosts],
     }
     for way, uploads in ways.items():
         if uploads is not None and uploads[0].way != way:

@@ -91,9 +91,10 @@ def test_each_device_has_its_kernel(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "target_at", "source_at"), [(36, 0, 0), (1024, 8, 0), (1024, 0, 4), (8, 0, 0)]
+    ("num_bytes", "target_at", "source_at"),
+    [(36, 0, 0), (1024, 8, 0), (1024, 0, 4), (8, 0, 0), (64, 0, 0), (1000, 0, 0)],
 )
-def test_what_is_not_in_words_of_16_bytes_goes_by_the_copy_engine(
+def test_few_bytes_and_what_is_not_in_words_of_16_go_by_the_drivers_copy(
     device: torch.device, num_bytes: int, target_at: int, source_at: int
 ) -> None:
     source = host_bytes(num_bytes + source_at)[source_at:]
