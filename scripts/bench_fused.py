@@ -27,7 +27,7 @@ from fused_bench.attention_bench import bench_attention, print_attention_table
 from fused_bench.checks import check_model, check_products
 from fused_bench.compile_ahead import compile_ahead
 from fused_bench.rig import ALL_DIMS, CONTEXT, RESULTS, Dims, part, random_decoder
-from fused_bench.steps_bench import ROWS, bench_steps
+from fused_bench.steps_bench import PARTS, ROWS, bench_steps
 from fused_bench.timings import bandwidth, time_attention, time_product_choice, time_steps
 from fused_bench.write_table import write_table
 
@@ -75,6 +75,9 @@ def main() -> None:
     )
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS, help="with steps: numbers of rows")
     parser.add_argument(
+        "--parts", nargs="+", default=PARTS, choices=PARTS, help="with steps: what to replace"
+    )
+    parser.add_argument(
         "--write-table",
         type=Path,
         metavar="TABLE",
@@ -104,7 +107,7 @@ def main() -> None:
             bench_attention(chosen, seconds, args.dry_run)
             print_attention_table()
         else:
-            bench_steps(chosen, tuple(args.rows), seconds, args.dry_run)
+            bench_steps(chosen, tuple(args.rows), seconds, args.dry_run, args.parts)
         args.out.write_text(json.dumps(RESULTS, indent=1, default=str))
         print(
             "errors:",

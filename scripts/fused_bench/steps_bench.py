@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from tests.runners.attention_case import DTYPE, Shape, check_tile
 from tests.runners.product_case import check_product, random_product
 
 ROWS = (32, 8, 128, 1)
+PARTS = (*PRODUCTS, "attention")
 #: Outputs of the head in the checks: the whole one would take the time of all the rest.
 _HEAD_OUTPUTS = 8192
 #: Attention beside the shipped tile: splits, warps, stages, CTAs of a multiprocessor.
@@ -61,22 +62,23 @@ class Check:
         return f"{self.dims.name} {self.name} m={self.rows} {self.variant} squares {self.width}"
 
 
-def variants_of(dims: Dims, rows: int) -> dict[str, list[Variant]]:
-    """What to time of each part, in the order of the search."""
+def variants_of(dims: Dims, rows: int, parts: Container[str] = PARTS) -> dict[str, list[Variant]]:
+    """What to time of each of the `parts`, in the order of the search."""
     shapes = dims.shapes()
     found: dict[str, list[Variant]] = {
         name: [*product_tiles(name, shape_product(name, *shapes[name], dims.tied), rows)] for name in PRODUCTS
     }
-    return found | {"attention": [FragmentAttentionTile(*numbers) for numbers in _ATTENTION]}
+    found["attention"] = [FragmentAttentionTile(*numbers) for numbers in _ATTENTION]
+    return {name: some for name, some in found.items() if name in parts}
 
 
-def _checks(all_dims: list[Dims], all_rows: tuple[int, ...]) -> Iterator[Check]:
+def _checks(all_dims: list[Dims], all_rows: tuple[int, ...], parts: Container[str]) -> Iterator[Check]:
     """Most compiled first: what is left when the time is up is what was found slow before."""
     table = shipped_table()
     for rows in all_rows:
         for dims in all_dims:
-            now, new = shipped(table, dims, rows), variants_of(dims, rows)
-            for name in now:
+            now, new = shipped(table, dims, rows), variants_of(dims, rows, parts)
+            for name in new:
                 for variant in dict.fromkeys([now[name], *new[name]]):
                     if variant != VENDOR:
                         for width in _widths(dims, name, rows):
@@ -167,6 +169,7 @@ def time_model(
     rows: tuple[int, ...],
     passed: set[tuple[str, str, int, Variant]],
     deadline: float,
+    parts: Container[str] = PARTS,
 ) -> None:
     """The search at each number of rows."""
     decoder, table = random_decoder(dims, DTYPE), shipped_table()
@@ -180,7 +183,7 @@ def time_model(
         with part(name):
             step = Step(dims, decoder, kv, table, m)
             shipped_parts, variants = step.choice(), {}
-            for part_name, found in variants_of(dims, m).items():
+            for part_name, found in variants_of(dims, m, parts).items():
                 checked = [some for some in found if (dims.name, part_name, m, some) in passed]
                 others = [] if part_name == "attention" else [VENDOR, VENDOR_LT]
                 variants[part_name] = [*dict.fromkeys([shipped_parts[part_name], *checked, *others])]
@@ -205,7 +208,9 @@ def _print_cell(name: str, row: dict[str, Any], dims: Dims) -> None:
         )
 
 
-def bench_steps(dims: list[Dims], all_rows: tuple[int, ...], seconds: float, dry_run: bool) -> None:
+def bench_steps(
+    dims: list[Dims], all_rows: tuple[int, ...], seconds: float, dry_run: bool, parts: Container[str] = PARTS
+) -> None:
     """Check, then time at each of `all_rows`, within `seconds`; `dry_run` on a tiny model, whose products a CPU computes otherwise."""
     started, workers = time.time(), 15
     if dry_run:
@@ -214,11 +219,11 @@ def bench_steps(dims: list[Dims], all_rows: tuple[int, ...], seconds: float, dry
         )
         dims, all_rows, workers = [replace(tiny, vocab=300)], (1,), 0
     with part("checks"):
-        passed = check_all(list(_checks(dims, all_rows)), workers, started + 0.5 * seconds)
+        passed = check_all(list(_checks(dims, all_rows, parts)), workers, started + 0.5 * seconds)
     for index, some in enumerate(dims):
         # What is left is shared by the models that are left.
         until = time.time() + (started + seconds - time.time()) / (len(dims) - index)
         with part(some.name):
-            time_model(some, all_rows, passed, until)
+            time_model(some, all_rows, passed, until, parts)
         if DEVICE.type == "cuda":
             torch.cuda.empty_cache()
