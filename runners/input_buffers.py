@@ -14,7 +14,7 @@ import torch
 from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch, ForwardMode
 from runners.paged_kv import NULL_PAGE, PADDING_ROW
-from runners.staging import CopyFences, Upload
+from runners.staging import WORD_BYTES, CopyFences, Upload
 
 #: Copies that may be queued before `populate` has to wait for one of them.
 _NUM_STAGING_BUFFERS = 8
@@ -98,7 +98,7 @@ class _StagingBuffer:
 
 def _rows_of(packed: torch.Tensor, max_bs: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
     """The int64 fields and the int32 fields of a packed buffer, `[3, max_bs]` each."""
-    wide, narrow = packed.split([3 * 8 * max_bs, 3 * 4 * max_bs])
+    wide, narrow = packed[: 3 * 12 * max_bs].split([3 * 8 * max_bs, 3 * 4 * max_bs])
     return wide.view(torch.int64).view(3, max_bs).numpy(), narrow.view(torch.int32).view(3, max_bs).numpy()
 
 
@@ -258,7 +258,7 @@ def _check_length(name: str, length: int, batch_size: int) -> None:
 
 
 def _layout(max_bs: int, seq_len_fill_value: int) -> tuple[dict[str, _Field], int]:
-    """Return the fields, three of int64 and three of int32 (`_rows_of`), and the bytes of them all."""
+    """Return the fields, three of int64 and three of int32 (`_rows_of`), and the bytes of them all, in whole words."""
     columns = [
         ("input_ids", torch.int64, 0),
         ("positions", torch.int64, max(seq_len_fill_value - 1, 0)),
@@ -271,4 +271,4 @@ def _layout(max_bs: int, seq_len_fill_value: int) -> tuple[dict[str, _Field], in
     for name, dtype, fill in columns:
         fields[name] = _Field(dtype, offset, fill)
         offset += max_bs * dtype.itemsize
-    return fields, offset
+    return fields, -(-offset // WORD_BYTES) * WORD_BYTES

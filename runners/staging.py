@@ -11,8 +11,8 @@ import torch
 
 from runners.models.fused import nvrtc
 
-#: What one thread of the kernel moves, and threads of a CTA: few, so that several multiprocessors fetch.
-_WORD_BYTES, _THREADS = 16, 128
+#: Bytes that a thread of the kernel moves, and threads of a CTA: few, so that several multiprocessors fetch.
+WORD_BYTES, _THREADS = 16, 128
 _SOURCE = Path(nvrtc.__file__).parent / "kernels" / "upload.cu"
 #: Up to here the driver sends the bytes along with the command, and no engine has to be waited for.
 _FEW_BYTES = 576
@@ -131,7 +131,7 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def _is_in_words(*numbers: int) -> bool:
-    return all(number > 0 and number % _WORD_BYTES == 0 for number in numbers)
+    return all(number > 0 and number % WORD_BYTES == 0 for number in numbers)
 
 
 @cache
@@ -162,7 +162,7 @@ def _launch_arguments(
     function: int, target: int, source: int, num_bytes: int, stream: ctypes.c_void_p
 ) -> tuple[Any, ...]:
     """Return the arguments of `cuLaunchKernel`. They keep the kernel's own parameters alive."""
-    num_words = num_bytes // _WORD_BYTES
+    num_words = num_bytes // WORD_BYTES
     parameters = _Parameters((target, source, num_words))
     parameters.addresses[:] = [ctypes.addressof(parameters) + 8 * index for index in range(3)]
     grid = -(-num_words // _THREADS)

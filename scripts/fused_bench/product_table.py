@@ -33,7 +33,7 @@ def with_products(
 def with_steps(entries: Sequence[Entry], cells: Mapping[str, Mapping[str, Any]]) -> list[Entry]:
     """The entries with the winners of `--only steps`, where the whole step is faster by them and its bits the same.
 
-    Every product of such a cell is measured at its rows from then on, also one that was left as it was. An entry
+    Every product that such a cell searched is measured at its rows from then on, also one that was left as it was. An entry
     that was assumed from that number of rows changes with it, unless it has a cell of its own. ValueError for a
     winner that no kernel describes any more.
     """
@@ -64,7 +64,7 @@ def is_better(cell: Mapping[str, Any]) -> bool:
 def _of_cell(cell: Mapping[str, Any]) -> Iterator[Entry]:
     rows = cell["num_rows"]
     for name, (n, k) in ALL_DIMS[cell["model"]].shapes().items():
-        if name not in cell["tiles"]:
+        if name not in cell["ms_by_part"]:
             continue
         tile = cell["tiles"][name]
         entry = {"product": name, "n": n, "k": k, "rows": rows, "dtype": "bfloat16", "tile": tile}

@@ -109,7 +109,7 @@ def step_cell(rows: int, after_ms: float = 0.9, **tiles: dict[str, Any] | None) 
     return {
         **{"model": DIMS.name, "num_rows": rows, "same_bits": True, "tiles": before | tiles},
         **{"before": names, "after": names | dict.fromkeys(tiles, "new")},
-        **{"before_again_ms": 1.0, "after_again_ms": after_ms},
+        **{"before_again_ms": 1.0, "after_again_ms": after_ms, "ms_by_part": {name: {} for name in names}},
     }
 
 
@@ -197,3 +197,10 @@ def test_a_winner_that_no_kernel_describes_any_more_is_refused(tmp_path: Path) -
     ):
         with_cells(tmp_path, step_cell(8, qkv=STREAMED, down=FRAGMENTS | {"share": 2}))
     assert (tmp_path / TABLE.name).read_text() == TABLE.read_text()
+
+
+def test_a_part_that_was_not_searched_is_not_measured(tmp_path: Path) -> None:
+    cell = step_cell(64, attention=asdict(FragmentAttentionTile(1, 4)))
+    cell["ms_by_part"] = {"attention": {}}
+    products = json.loads(with_cells(tmp_path, cell).read_text())["products"]
+    assert products == json.loads(TABLE.read_text())["products"]
