@@ -106,10 +106,10 @@ def test_a_device_whose_multiprocessors_have_less_shared_memory_is_told_from_one
 # --- the kernel's source ------------------------------------------------------------------------
 
 
-def constants(defines: dict[str, int]) -> dict[str, int]:
-    """The integer constants of the source under `defines`."""
+def constants(defines: dict[str, int], source: Path = SOURCE) -> dict[str, int]:
+    """The integer constants of `source` under `defines`."""
     found = {**defines}
-    for declared in re.findall(r"^constexpr int (.*?);", SOURCE.read_text(), re.MULTILINE):
+    for declared in re.findall(r"^constexpr int (.*?);", source.read_text(), re.MULTILINE):
         for name, value in re.findall(r"(\w+) = ([^,]+)", declared):
             found[name] = int(eval(as_python(value), {}, found))
     return found
