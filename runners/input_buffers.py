@@ -98,7 +98,7 @@ class _StagingBuffer:
 
 def _rows_of(packed: torch.Tensor, max_bs: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
     """The int64 fields and the int32 fields of a packed buffer, `[3, max_bs]` each."""
-    wide, narrow = packed[: 3 * 12 * max_bs].split([3 * 8 * max_bs, 3 * 4 * max_bs])
+    wide, narrow = packed[: 3 * 8 * max_bs], packed[3 * 8 * max_bs : 3 * 12 * max_bs]
     return wide.view(torch.int64).view(3, max_bs).numpy(), narrow.view(torch.int32).view(3, max_bs).numpy()
 
 

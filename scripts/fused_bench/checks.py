@@ -26,7 +26,7 @@ from fused_bench.tiles import attention_tiles
 from runners.attention.torch_backend import TorchAttentionBackend
 from runners.models.fused.candidates import candidates
 from runners.models.fused.layers import FusedDecoder
-from runners.models.fused.recipe import VENDOR, VENDOR_LT, run_product
+from runners.models.fused.recipe import VENDORS, run_product
 from runners.models.fused.skinny_gemm import Product, Rows
 from runners.paged_kv import PagedKV
 
@@ -51,7 +51,7 @@ def check_products(dims: Dims) -> None:
             x = torch.randn(rows, k, dtype=torch.bfloat16, device=DEVICE) * 3
             residual = torch.randn(rows, n, device=DEVICE).bfloat16() if product.residual else None
             want = reference(x, product, residual)
-            for index, recipe in enumerate((VENDOR, VENDOR_LT, *candidates(product, rows))):
+            for index, recipe in enumerate((*VENDORS, *candidates(product, rows))):
                 try:
                     outs = [
                         run_product(Rows(x), product, recipe, residual=residual, pdl=pdl)

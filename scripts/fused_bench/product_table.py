@@ -9,7 +9,7 @@ from typing import Any
 from fused_bench.compile_ahead import shape_product
 from fused_bench.rig import ALL_DIMS, Dims
 from runners.models.fused.candidates import candidates
-from runners.models.fused.recipe import VENDOR, VENDOR_LT, Recipe
+from runners.models.fused.recipe import VENDORS, Recipe
 from runners.models.fused.tuning import recipe_of
 
 Entry = dict[str, Any]
@@ -111,7 +111,7 @@ def _entries(records: Iterable[Mapping[str, Any]], dims: Dims) -> Iterator[Entry
 def _tile(record: Mapping[str, Any], dims: Dims) -> dict[str, Any] | None:
     product = shape_product(record["product"], record["n"], record["k"], dims.tied)
     by_name: dict[str, Recipe] = {
-        str(recipe): recipe for recipe in (VENDOR, VENDOR_LT, *candidates(product, record["num_rows"]))
+        str(recipe): recipe for recipe in (*VENDORS, *candidates(product, record["num_rows"]))
     }
     tile = by_name[record["recipe"]].tile
     return None if tile is None else asdict(tile)

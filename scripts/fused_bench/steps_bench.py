@@ -31,7 +31,7 @@ from fused_bench.rig import (
 from fused_bench.step_search import CONTEXTS, Step, Variant, search, shipped
 from runners.attention.fragment_attention import FragmentAttentionTile
 from runners.models.fused.gemm_choice import PRODUCTS
-from runners.models.fused.recipe import VENDOR, VENDOR_LT, Recipe
+from runners.models.fused.recipe import VENDOR, VENDORS, Recipe
 from tests.runners.attention_case import DTYPE, Shape, check_tile
 from tests.runners.product_case import check_product, random_product
 
@@ -185,7 +185,7 @@ def time_model(
             shipped_parts, variants = step.choice(), {}
             for part_name, found in variants_of(dims, m, parts).items():
                 checked = [some for some in found if (dims.name, part_name, m, some) in passed]
-                others = [] if part_name == "attention" else [VENDOR, VENDOR_LT]
+                others = [] if part_name == "attention" else VENDORS
                 variants[part_name] = [*dict.fromkeys([shipped_parts[part_name], *checked, *others])]
             out[name] = {"model": dims.name, "num_rows": m} | search(step, variants)
             _print_cell(name, out[name], dims)

@@ -30,7 +30,7 @@ from runners.models.fused.candidates import candidates
 from runners.models.fused.gemm_choice import time_in_graph
 from runners.models.fused.layers import FusedDecoder
 from runners.models.fused.qk_rope_cache import HeadInputs
-from runners.models.fused.recipe import VENDOR, VENDOR_LT, Recipe
+from runners.models.fused.recipe import VENDOR, VENDORS, Recipe
 from runners.paged_kv import PagedKV
 
 #: (model, batch size) → tiles by time, fastest first.
@@ -163,9 +163,7 @@ class StepTimer:
         for name in ("gate_up", "qkv", "down", "output"):
             rows = RESULTS["products"][self.dims.name]
             times = next(r["candidate_us"] for r in rows if r["product"] == name and r["num_rows"] == bs)
-            by_name: dict[str, Recipe] = {
-                str(r): r for r in (VENDOR, VENDOR_LT, *candidates(products[name][0], bs))
-            }
+            by_name: dict[str, Recipe] = {str(r): r for r in (*VENDORS, *candidates(products[name][0], bs))}
             for text in sorted(times, key=lambda text: times[text])[:4]:
                 kept_recipe = recipes[name, bs]
                 recipes[name, bs] = by_name[text]

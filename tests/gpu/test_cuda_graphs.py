@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import pytest
@@ -85,9 +86,9 @@ def test_another_thread_may_use_the_device_during_a_capture() -> None:
         thread.join()
 
 
-class FailsAtTwo(ModelRunner):
-    def fail(self) -> None:
-        raise NotImplementedError
+class FailsAtTwo(ModelRunner, ABC):
+    @abstractmethod
+    def fail(self) -> None: ...
 
     def compute_logits(self, batch: ForwardBatch) -> torch.Tensor:
         if batch.batch_size == 2 and torch.cuda.is_current_stream_capturing():

@@ -17,7 +17,7 @@ import torch
 from runners.models.fused.candidates import candidates
 from runners.models.fused.fragment_gemm import FragmentTile
 from runners.models.fused.launch import compile_ahead
-from runners.models.fused.recipe import VENDOR, VENDOR_LT, Recipe, refusal, run_product
+from runners.models.fused.recipe import VENDOR, VENDORS, Recipe, refusal, run_product
 from runners.models.fused.skinny_gemm import Product, Rows
 
 #: Rows are rounded up to one of these: the choice of a bucket serves every batch size in it.
@@ -105,7 +105,7 @@ class GemmChoice:
             name, rows, first.num_outputs, int(first.weight.shape[1]), str(VENDOR), {}, follower
         )
         best = float("inf")
-        for recipe in [VENDOR, VENDOR_LT, *recipes]:
+        for recipe in [*VENDORS, *recipes]:
             turn = [(products[name], recipe)]
             if follower is not None:
                 turn.append((products[follower], self.recipe(follower, rows)))

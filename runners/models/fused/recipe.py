@@ -62,6 +62,8 @@ def refusal(recipe: Recipe, product: Product, num_rows: int) -> str | None:
 VENDOR = Recipe()
 #: The same by cuBLASLt.
 VENDOR_LT = Recipe(Library())
+#: What every product is timed by beside its candidates.
+VENDORS = (VENDOR, VENDOR_LT)
 
 
 def run_product(

@@ -262,9 +262,7 @@ __device__ __forceinline__ void store_softmax(float* parts, Softmax& softmax) {
 
 // Stores to the shared memory of the first CTA of the cluster.
 __device__ __forceinline__ void store_first(float* mine, float v) {
-    u32 at = u32(__cvta_generic_to_shared(mine)), there;
-    asm("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(there) : "r"(at));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(v) : "memory");
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote_address(mine, 0)), "f"(v) : "memory");
 }
 
 // One dimension of `count` softmaxes `[count][GROUP][MERGED]` of a head as one: its sum, largest score and total.

@@ -42,9 +42,7 @@ __device__ __forceinline__ void store_pair(float* mine, float2 v, u32 rank) {
     if constexpr (SPLITS == 1) {
         *reinterpret_cast<float2*>(mine) = v;
     } else {
-        u32 at = u32(__cvta_generic_to_shared(mine)), there;
-        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-        asm volatile("st.shared::cluster.v2.f32 [%0], {%1,%2};" ::"r"(there), "f"(v.x), "f"(v.y) : "memory");
+        asm volatile("st.shared::cluster.v2.f32 [%0], {%1,%2};" ::"r"(remote_address(mine, rank)), "f"(v.x), "f"(v.y) : "memory");
     }
 }
 

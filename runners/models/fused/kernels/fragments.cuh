@@ -35,7 +35,7 @@ __device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// 16 bytes of shared memory that this thread copied there itself.
+// 16 bytes of shared memory whose copy has been waited for.
 __device__ __forceinline__ uint4 load_slot(u32 at) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
@@ -45,3 +45,10 @@ __device__ __forceinline__ uint4 load_slot(u32 at) {
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Where `mine` lies in the shared memory of the CTA of that rank in the cluster.
+__device__ __forceinline__ u32 remote_address(const float* mine, u32 rank) {
+    u32 at = u32(__cvta_generic_to_shared(mine)), there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
