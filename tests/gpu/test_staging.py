@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runners.models.fused import nvrtc
 from runners.staging import CopyFences, Upload
+from tests.runners.kernel_source import needs_nvrtc
 
-needs_nvrtc = pytest.mark.skipif(
-    not nvrtc.is_available(), reason=f"{nvrtc.MISSING}: pip install cuda-bindings"
-)
 WAYS = [pytest.param("kernel", marks=needs_nvrtc), "copy"]
 #: The inputs of 256 requests.
 NUM_BYTES = 9216

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,7 @@ from runners.attention.base import AttentionGroup, AttentionLayer
 from runners.attention.fragment_attention import FragmentAttentionTile, attend_fragments
 from runners.models.fused import nvrtc
 from runners.models.fused.qk_rope_cache import HeadInputs, QkvLayout
-from tests.runners.test_fragment_gemm import as_python, constants, needs_nvrtc
+from tests.runners.kernel_source import argument_types, constants, needs_nvrtc, offsets
 
 SOURCE = fragment_attention._SOURCE
 HEADER = SOURCE.with_name("attention_warp.cuh")
@@ -29,16 +28,14 @@ TILES = [FragmentAttentionTile(1, 4, 3), FragmentAttentionTile(8, 1, 4, 6), Frag
 @pytest.mark.parametrize("group", [1, 2, 4])
 def test_shared_memory_holds_what_the_source_lays_out(tile: FragmentAttentionTile, group: int) -> None:
     numbers = {"GROUP": group, "WARPS": tile.warps, "STAGES": tile.stages, "SPLITS": tile.splits}
-    size, source = constants(DEFINES | numbers, HEADER), SOURCE.read_text()
-    found = [
-        re.search(pattern, source)
-        for pattern in (
-            r"float\* parts = reinterpret_cast<float\*>\(shared \+ (.*?)\);",
-            r"float\* spans = parts \+ (.*?);",
-            r"u64\* barriers = reinterpret_cast<u64\*>\(spans \+ (.*?)\);",
-        )
-    ]
-    ring, parts, spans = (int(eval(as_python(part[1]), {}, size)) for part in found if part)
+    size = constants(HEADER, DEFINES | numbers)
+    ring, parts, spans = offsets(
+        SOURCE,
+        size,
+        r"float\* parts = reinterpret_cast<float\*>\(shared \+ (.*?)\);",
+        r"float\* spans = parts \+ (.*?);",
+        r"u64\* barriers = reinterpret_cast<u64\*>\(spans \+ (.*?)\);",
+    )
     barriers = 8 * tile.warps * tile.stages
     assert tile.shared_bytes(group) == ring + 4 * (parts + spans) + barriers
     # Bulk copies take 16 bytes or a multiple, from such addresses to such addresses; a barrier lies at one of 8.
@@ -59,13 +56,7 @@ def test_arguments_are_those_of_the_source_in_its_order(monkeypatch: pytest.Monk
     out = attend_fragments(qkv, inputs, group, layer, batch, table, tile, pdl=True)  # type: ignore[arg-type]
     ((source, name, defines, arguments), options) = calls[0]
     assert (source, name, defines, out.shape) == (SOURCE, "fragment_attention", DEFINES, (3, 16, 128))
-    signature = re.search(r"fragment_attention\((.*?)\) \{", SOURCE.read_text(), re.DOTALL)
-    assert signature is not None
-    declared = re.sub(r"//.*", "", signature[1]).split(",")
-    kinds = {"*": torch.Tensor, "int ": int, "float ": float}
-    assert [type(argument) for argument in arguments] == [
-        next(kind for mark, kind in kinds.items() if mark in one) for one in declared
-    ]
+    assert [type(argument) for argument in arguments] == argument_types(SOURCE, "fragment_attention")
     assert (options["grid"], options["threads"], options["cluster"], options["pdl"]) == (48, 128, 2, True)
 
 

@@ -25,15 +25,13 @@ from runners.models.fused.gemm_choice import PRODUCTS
 from runners.models.fused.recipe import VENDOR, VENDOR_LT, Library, Recipe, refusal
 from runners.models.fused.skinny_gemm import Product, Rows, Tile
 from runners.models.fused.tuning import recipe_of
+from tests.runners.kernel_source import argument_types, constants, needs_nvrtc, offsets
 from tests.runners.test_fused_tuning import ALL_DIMS, product_of
 
 SOURCE = Path(fragment_gemm.__file__).parent / "kernels" / "fragment_gemm.cu"
 TILE = FragmentTile(2, 2, splits=2, warps=4, stages=3, part_tiles=2)
 #: Of a multiprocessor of sm_90: bytes of shared memory (1 KiB of each CTA is the system's), registers, threads.
 SHARED_BYTES, REGISTERS, THREADS = 228 * 1024, 65536, 2048
-needs_nvrtc = pytest.mark.skipif(
-    not nvrtc.is_available(), reason="needs cuda-bindings and the NVRTC library: pip install cuda-bindings"
-)
 
 
 def product(n: int = 64, k: int = 1024, dtype: torch.dtype = torch.bfloat16, **fields: Any) -> Product:
@@ -106,38 +104,20 @@ def test_a_device_whose_multiprocessors_have_less_shared_memory_is_told_from_one
 # --- the kernel's source ------------------------------------------------------------------------
 
 
-def constants(defines: dict[str, int], source: Path = SOURCE) -> dict[str, int]:
-    """The integer constants of `source` under `defines`."""
-    found = {**defines}
-    for declared in re.findall(r"^constexpr int (.*?);", source.read_text(), re.MULTILINE):
-        for name, value in re.findall(r"(\w+) = ([^,]+)", declared):
-            found[name] = int(eval(as_python(value), {}, found))
-    return found
-
-
-def as_python(expression: str) -> str:
-    chosen = re.sub(r"(\w+) \? (\w+) : (\w+)", r"(\2 if \1 else \3)", expression)
-    return re.sub(r"(?<!/)/(?!/)", "//", chosen)
-
-
 @pytest.mark.parametrize("rows", [1, 5, 8, 13, 24, 31, 32])
 @pytest.mark.parametrize("splits", [1, 2, 3, 4, 8])
 def test_the_shared_memory_asked_for_is_what_the_source_lays_out(rows: int, splits: int) -> None:
     tile = FragmentTile(2, 3, splits, warps=12, stages=5, part_tiles=3)
     named = asdict(tile)
-    size = constants(
-        {"ROWS": padded_rows(rows), "SILU": 0} | {name.upper(): value for name, value in named.items()}
+    defines = {"ROWS": padded_rows(rows), "SILU": 0} | {name.upper(): value for name, value in named.items()}
+    size = constants(SOURCE, defines)
+    copies, partial, sums = offsets(
+        SOURCE,
+        size,
+        r"float\* partial = reinterpret_cast<float\*>\(shared \+ (.*?)\);",
+        r"float\* sums = partial \+ (.*?);",
+        r"float\* scale = sums \+ (.*?);  // \[ROWS\]",
     )
-    text = SOURCE.read_text()
-    parts = [
-        re.search(pattern, text)
-        for pattern in (
-            r"float\* partial = reinterpret_cast<float\*>\(shared \+ (.*?)\);",
-            r"float\* sums = partial \+ (.*?);",
-            r"float\* scale = sums \+ (.*?);  // \[ROWS\]",
-        )
-    ]
-    copies, partial, sums = (int(eval(as_python(part[1]), {}, size)) for part in parts if part)
     assert tile.shared_bytes(rows) == copies + 4 * (partial + sums + size["ROWS"])
     assert tile.cta_inputs == size["CTA_INPUTS"]
 
@@ -150,12 +130,7 @@ def test_arguments_are_those_of_the_source_in_its_order(monkeypatch: pytest.Monk
     out = product_fragment(Rows(x, torch.ones(5, 7)), some, None, TILE, pdl=True)
     ((source, name, defines, arguments), options) = calls[0]
     assert (source, name, out.rows.x.shape, out.rows.squares) == (SOURCE, "fragment_gemm", (5, 64), None)
-    signature = re.search(r"fragment_gemm\((.*?)\) \{", SOURCE.read_text(), re.DOTALL)
-    assert signature is not None
-    declared = re.sub(r"//.*", "", signature[1]).split(",")
-    kinds = {"*": torch.Tensor, "int ": int, "float ": float}
-    wanted = [next(kind for mark, kind in kinds.items() if mark in one) for one in declared]
-    assert [type(argument) for argument in arguments] == wanted
+    assert [type(argument) for argument in arguments] == argument_types(SOURCE, "fragment_gemm")
     assert arguments[-4:] == (5, 7, 64, 1e-6)
     assert options["grid"] == 64 // (outputs_of(some) * TILE.tiles) * TILE.splits
     assert (options["threads"], options["cluster"], options["pdl"]) == (128, 2, True)

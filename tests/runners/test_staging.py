@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from runners import staging
 from runners.models.fused import nvrtc
 from runners.staging import CopyFences, Upload
+from tests.runners.kernel_source import needs_nvrtc
 
 
 class QueuedCopy:
@@ -160,6 +161,6 @@ def test_a_kernel_that_the_compiler_refuses_leaves_the_copy_to_the_copy_engine(
     assert staging._kernel.__wrapped__(torch.device("cuda", 0)) is None
 
 
-@pytest.mark.skipif(not nvrtc.is_available(), reason=f"{nvrtc.MISSING}: pip install cuda-bindings")
+@needs_nvrtc
 def test_the_kernel_compiles() -> None:
     assert nvrtc.compile_cubin(staging._SOURCE, "sm_90", ()).startswith(b"\x7fELF")
