@@ -212,7 +212,7 @@ class CudaGraphRunner:
         if self._runs_inductor:
             assert cost is not None
             return capturer.warm_up_inductor(batch, self.forward_fn(size), cost)
-        self.graphs[size], output, record = capturer.capture(batch, self.forward_fn(size), cost)
+        self.graphs[size], output, record = capturer.capture(batch, self._step_fn(size), cost)
         self.output_buffers[size] = LogitsProcessorOutput(output, self.model_runner.token_ids[:size])
         return record
 
@@ -221,6 +221,21 @@ class CudaGraphRunner:
         if size in self.compile_bs:
             return self._compute_compiled
         return self.model_runner.compute_logits
+
+    def _step_fn(self, size: int) -> Forward:
+        """Return all that a graph of `size` does: fetch its inputs, compute, hand out the ids."""
+        handover, forward = self.buffers.handover, self.forward_fn(size)
+        token_ids = self.model_runner.token_ids[:size]
+        if not handover.is_captured:
+            return forward
+
+        def step(batch: ForwardBatch) -> torch.Tensor:
+            handover.fetch()
+            logits = forward(batch)
+            handover.post(token_ids)
+            return logits
+
+        return step
 
     def _compute_compiled(self, batch: ForwardBatch) -> torch.Tensor:
         return self.model_runner.compute_logits(batch, self.compiled)
@@ -307,9 +322,11 @@ class CudaGraphRunner:
             logits, prepare_ns = self._steps.run(forward_batch, plan, started)
         self._log.add(batch_size, plan, prepare_ns)
         token_ids = self.model_runner.token_ids[:batch_size]
+        handover = self.buffers.handover
+        posted = handover.answer(batch_size) if plan.mode == "graph" and handover.is_captured else None
         if self.copy_output:
-            return LogitsProcessorOutput(logits.clone(), token_ids.clone())
-        return LogitsProcessorOutput(logits, token_ids)
+            return LogitsProcessorOutput(logits.clone(), token_ids.clone(), posted_token_ids=posted)
+        return LogitsProcessorOutput(logits, token_ids, posted_token_ids=posted)
 
     # --- end -----------------------------------------------------------------------------------
 

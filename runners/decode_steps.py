@@ -68,7 +68,7 @@ class DecodeSteps:
             runner.kv.flush()
         if plan.mode == "graph":
             size = plan.sizes[0]
-            prepare_ns = self._replay_part(batch, size, started)
+            prepare_ns = self._replay_part(batch, size, started, wants_ids=True)
             prepared = (self._graphs.output_buffers[size].next_token_logits[: batch.batch_size], prepare_ns)
         elif plan.mode == "split":
             prepared = self._run_split(batch, plan, started)
@@ -154,10 +154,12 @@ class DecodeSteps:
 
     # --- parts of a step -----------------------------------------------------------------------
 
-    def _replay_part(self, batch: ForwardBatch, size: int, started: int, starts: bool = True) -> int:
+    def _replay_part(
+        self, batch: ForwardBatch, size: int, started: int, starts: bool = True, wants_ids: bool = False
+    ) -> int:
         """Replay the graph of `size` on `batch`; return the ns from `started` to the launch."""
         stopwatch = self._runner.stopwatch
-        self.prepare(batch, size)
+        self.prepare(batch, size, graph_fetches=True, wants_ids=wants_ids)
         if self._graphs.poison_padding:
             self._poison(size)
         prepare_ns = time.perf_counter_ns() - started
@@ -171,10 +173,14 @@ class DecodeSteps:
             self._runner.kv.check_null_page()
         return prepare_ns
 
-    def prepare(self, batch: ForwardBatch, size: int) -> None:
-        """Write the static inputs, then plan attention for exactly them."""
-        buffers = self._graphs.buffers
-        buffers.populate(batch)
+    def prepare(
+        self, batch: ForwardBatch, size: int, graph_fetches: bool = False, wants_ids: bool = False
+    ) -> None:
+        """Write the static inputs, then plan attention for exactly them; see `InputBuffers.populate`."""
+        buffers, source = self._graphs.buffers, self._runner.attn_backend.replay_plans_from
+        buffers.populate(batch, graph_fetches and source != "inputs", wants_ids)
+        if source == "nothing" and buffers.is_as_made:
+            return
         static = buffers.static_batch(size)
         self._runner.attn_backend.init_forward_metadata_replay_cuda_graph(
             size,

@@ -39,7 +39,7 @@ DECODE_OR_IDLE = (ForwardMode.DECODE, ForwardMode.IDLE)
 class HostRows:
     """The inputs of a decode batch, side by side on the host, no slot negative.
 
-    They count while the batch's fields are their views, and nobody has written to the slots.
+    They count while the batch's fields are their views, and nobody has written to the slots or the lengths.
     """
 
     #: `[3, batch_size]` int64: input_ids, positions, out_cache_loc.
@@ -63,7 +63,7 @@ class HostRows:
             and batch.seq_lens_cpu is seq_lens_cpu
         )
         try:
-            return is_same and out_cache_loc._version == 0
+            return is_same and out_cache_loc._version == 0 == seq_lens_cpu._version
         except RuntimeError:
             # An inference tensor does not say whether it was written to. To ask it first whether it is one costs
             # more than all of this, with cold caches.
@@ -157,3 +157,6 @@ class LogitsProcessorOutput:
     next_token_ids: torch.Tensor | None = None
     #: `[num_tokens, hidden_size]`, or None when not asked for.
     hidden_states: torch.Tensor | None = None
+    #: `[batch_size]` int64, the same ids where the graph leaves them on the host: there once the step has run, and
+    #: for the seven steps after it. None where it does not.
+    posted_token_ids: npt.NDArray[np.int64] | None = None

@@ -13,8 +13,9 @@ import torch
 
 from runners.errors import RunnerError
 from runners.forward_batch import ForwardBatch, ForwardMode
+from runners.handover import create_handover
 from runners.paged_kv import NULL_PAGE, PADDING_ROW
-from runners.staging import WORD_BYTES, CopyFences, Upload
+from runners.staging import WORD_BYTES, CopyFences
 
 #: Copies that may be queued before `populate` has to wait for one of them.
 _NUM_STAGING_BUFFERS = 8
@@ -48,10 +49,10 @@ class _FirstRows(dict[int, View]):
 
 
 class _StagingBuffer:
-    """A host image of the packed buffer, pinned on CUDA. Rows from `num_rows` on hold their fill."""
+    """A host image of the packed buffer. Rows from `num_rows` on hold their fill."""
 
-    def __init__(self, num_bytes: int, fields: dict[str, _Field], max_bs: int, on_cuda: bool) -> None:
-        self.packed = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_cuda)
+    def __init__(self, image: torch.Tensor, fields: dict[str, _Field], max_bs: int) -> None:
+        self.packed = image
         tensors = {name: f.view(self.packed, max_bs) for name, f in fields.items()}
         for name, f in fields.items():
             tensors[name].fill_(f.fill)
@@ -64,13 +65,16 @@ class _StagingBuffer:
         self._wide_fill, self._narrow_fill = self._wide[:, -1:].copy(), self._narrow[:, -1:].copy()
         self._first_rows = _FirstRows(lambda num_rows: (wide[:, :num_rows], narrow[:, :num_rows]))
         self.num_rows = 0
+        #: Whether the last batch came as it was made, on the host.
+        self.is_as_made = False
 
     def write(self, batch: ForwardBatch) -> list[tuple[str, torch.Tensor]]:
         """Write host inputs and padding rows; return the inputs that are on the device."""
         n, stale, host_rows = batch.batch_size, self.num_rows, batch.host_rows
         if n > stale:
             self.num_rows = n  # until all of it is written
-        if host_rows is not None and host_rows.are_of(batch):
+        self.is_as_made = host_rows is not None and host_rows.are_of(batch)
+        if host_rows is not None and self.is_as_made:
             wide, narrow = self._first_rows[n]
             wide[...], narrow[...] = host_rows.wide, host_rows.narrow
             is_complete = batch.token_source is host_rows.token_source
@@ -105,8 +109,8 @@ def _rows_of(packed: torch.Tensor, max_bs: int) -> tuple[npt.NDArray[np.int64], 
 class InputBuffers:
     """Static inputs for up to `max_bs` decode requests, in one packed device buffer.
 
-    `populate` writes a batch and its padding rows to a host image and queues one copy. The images
-    rotate, each under an event: one is never overwritten while the copy that reads it is queued.
+    `populate` writes a batch and its padding rows to a host image, which travels in one piece (`Handover`). The
+    images rotate, each under an event: one is never overwritten while what reads it is queued.
 
     A padding row is a valid request: token 0 at the first positions, row `PADDING_ROW` of the
     request table, length `seq_len_fill_value`, and its key and value go to the null page.
@@ -134,15 +138,14 @@ class InputBuffers:
         self.req_pool_indices = views["req_pool_indices"]
         self.seq_lens = views["seq_lens"]
         self.token_source = views["token_source"]
-        on_cuda = device.type == "cuda"
+        self.handover = create_handover(self.packed, _NUM_STAGING_BUFFERS, max_bs)
         self._staging = [
-            _StagingBuffer(num_bytes, self._fields, max_bs, on_cuda) for _ in range(_NUM_STAGING_BUFFERS)
+            _StagingBuffer(image, self._fields, max_bs) for image in self.handover.images.unbind()
         ]
-        self._uploads = [Upload(self.packed, staging.packed) for staging in self._staging]
         self._fences = CopyFences(_NUM_STAGING_BUFFERS, device)
         self._turn = 0
         self._static_batches: dict[int, ForwardBatch] = {}
-        self.packed.copy_(self._staging[0].packed)
+        self.packed.copy_(self.handover.images[0])
 
     @property
     def seq_lens_cpu(self) -> torch.Tensor:
@@ -163,14 +166,25 @@ class InputBuffers:
 
     @property
     def pinned_bytes(self) -> int:
-        return sum(s.packed.nbytes for s in self._staging if s.packed.is_pinned())
+        return self.handover.pinned_bytes
 
-    def populate(self, batch: ForwardBatch) -> None:
+    @property
+    def is_as_made(self) -> bool:
+        """Whether the last batch had the inputs that `decode_batch` made, and checked."""
+        return self._staging[self._turn].is_as_made
+
+    def populate(self, batch: ForwardBatch, graph_fetches: bool = False, wants_ids: bool = False) -> None:
         """Write a decode batch to the first rows and make every other row a padding row.
 
-        Inputs on the host travel in one asynchronous copy; inputs on the device (token ids sampled
+        Inputs on the host travel in one piece, asynchronously; inputs on the device (token ids sampled
         there) are copied there, without a look at the host. A negative slot goes to the null page: as
         an index it would wrap round to the last page of the cache.
+
+        Args:
+            batch: the step.
+            graph_fetches: a graph is launched next whose first work is `handover.fetch`, and `settle` is called
+                after that; or neither is. Else what is needed is queued here.
+            wants_ids: that graph ends with `handover.post`.
 
         Raises:
             RunnerError: more requests than rows, or an input whose length is not the batch size.
@@ -183,12 +197,18 @@ class InputBuffers:
             )
         self._turn = turn = self._fences.next_turn()
         on_device = self._staging[turn].write(batch)
-        self._uploads[turn].queue()
+        handover = self.handover
+        handover.hand_in(turn, wants_ids)
+        if graph_fetches and not on_device and handover.is_captured:
+            return
+        handover.fetch()
+        handover.note_launch()
         for name, source in on_device:
             self._copy_on_device(name, source)
 
     def settle(self) -> None:
-        """Note, after a launch, which host image its copy reads. A later `populate` does it otherwise."""
+        """Note, after a launch, which host image it reads. A later `populate` does it otherwise."""
+        self.handover.note_launch()
         self._fences.settle()
 
     def _copy_on_device(self, name: str, source: torch.Tensor) -> None:

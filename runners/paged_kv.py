@@ -191,10 +191,13 @@ class PagedKV:
     def decode_slots(self, rows: npt.ArrayLike, positions: npt.ArrayLike) -> IntArray:
         """Slot of position `positions[i]` of the request in `rows[i]`, `[n]` int64.
 
-        Positions of the same row must ascend. Raises OutOfPagesError for a token that has no page, so
-        that no write goes astray.
+        Positions of the same row must ascend. Raises OutOfPagesError for a token that has no page or is
+        beyond `max_seq_len`, so that no write goes astray.
         """
         rows, positions = np.asarray(rows), np.asarray(positions, dtype=np.int64)
+        # The table may be wider, by a part of a page. As an unsigned number a negative one is beyond any length.
+        if np.maximum.reduce(positions.view(np.uint64), initial=0) >= self.max_seq_len:
+            raise OutOfPagesError(f"positions outside 0..{self.max_seq_len - 1} have no slot.")
         slots = self._find_slots(rows, positions)
         # A token with a slot is about to be written: it is no tail, whoever allocated its page.
         self.table.cover(rows, positions + 1)
@@ -204,9 +207,6 @@ class PagedKV:
         if not positions.size:
             return np.empty(0, dtype=np.int64)
         columns, offsets = self._divide(positions)
-        # As an unsigned number a negative one is beyond any width.
-        if np.maximum.reduce(columns.view(np.uint64)) >= self.page_table_cpu.shape[1]:
-            raise OutOfPagesError(f"positions outside 0..{self.max_seq_len - 1} have no slot.")
         pages = self.table.pages(rows, columns)
         if np.minimum.reduce(pages) == NULL_PAGE:
             has_none = (pages == NULL_PAGE) & (rows != PADDING_ROW)

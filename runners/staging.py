@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -82,48 +83,68 @@ class Upload:
     def __init__(self, target: torch.Tensor, source: torch.Tensor, by_kernel: bool | None = None) -> None:
         assert target.nbytes == source.nbytes and target.is_contiguous() and source.is_contiguous()
         self._target, self._source = target, source
-        self._device_index = target.get_device()
-        #: The stream of the last call, and the same as it stands among the arguments.
-        self._stream, self._stream_argument = 0, ctypes.c_void_p(0)
-        self.way, self._call, self._arguments = _choose(target, source, self._stream_argument, by_kernel)
+        self.way, self._call = _choose(target, source, by_kernel)
 
     def queue(self) -> None:
         """Queue the copy on the current stream. On CUDA the target's device must be the current one."""
         if self._call is None:
             self._target.copy_(self._source, non_blocking=True)
-            return
+        else:
+            self._call()
+
+
+class DriverCall:
+    """A call of the CUDA driver that queues something, its arguments made once. Queues it on the current stream.
+
+    Args:
+        function: of the driver.
+        arguments: as ctypes takes them; they keep alive what they point to.
+        stream: one of them.
+        device_index: of the current device.
+    """
+
+    def __init__(
+        self, function: Any, arguments: tuple[Any, ...], stream: ctypes.c_void_p, device_index: int
+    ) -> None:
+        self._function, self._arguments = function, arguments
+        self._stream_argument, self._stream = stream, stream.value or 0
+        self._device_index = device_index
+
+    def __call__(self) -> None:
         stream = torch._C._cuda_getCurrentRawStream(self._device_index)
         if stream != self._stream:
             self._stream = self._stream_argument.value = stream
-        status = self._call(*self._arguments)
+        status = self._function(*self._arguments)
         if status != 0:
-            raise RuntimeError(
-                f"the CUDA driver refused a copy of {self._source.nbytes} bytes: error {status}."
-            )
+            raise RuntimeError(f"the CUDA driver refused {self._function.__name__}: error {status}.")
 
 
 def _choose(
-    target: torch.Tensor, source: torch.Tensor, stream: ctypes.c_void_p, by_kernel: bool | None
-) -> tuple[str, Any, tuple[Any, ...]]:
-    """Return the way, the driver's function to call (None: torch copies) and its arguments."""
-    driver = _driver() if target.is_cuda and source.is_pinned() else None
-    if driver is None:
-        return "torch", None, ()
-    addresses = target.data_ptr(), source.data_ptr()
+    target: torch.Tensor, source: torch.Tensor, by_kernel: bool | None
+) -> tuple[str, DriverCall | None]:
+    """Return the way, and the driver's call (None: torch copies)."""
+    library = driver() if target.is_cuda and source.is_pinned() else None
+    if library is None:
+        return "torch", None
+    device_index, num_bytes = target.get_device(), source.nbytes
     if by_kernel is None:
-        by_kernel = source.nbytes > _FEW_BYTES
-    if by_kernel and _is_in_words(*addresses, source.nbytes):
-        with torch.cuda.device(target.device):
-            function, host = _kernel(target.device), _device_address(driver, addresses[1])
+        by_kernel = num_bytes > _FEW_BYTES
+    if by_kernel and _is_in_words(target.data_ptr(), source.data_ptr(), num_bytes):
+        function, host = load_kernel(_SOURCE, "upload", target.device), device_address(source, target.device)
         if function is not None and host is not None:
-            arguments = _launch_arguments(function, addresses[0], host, source.nbytes, stream)
-            return "kernel", driver.cuLaunchKernel, arguments
-    ends = ctypes.c_uint64(addresses[0]), ctypes.c_void_p(addresses[1])
-    return "copy", driver.cuMemcpyHtoDAsync_v2, (*ends, ctypes.c_size_t(source.nbytes), stream)
+            num_words = num_bytes // WORD_BYTES
+            grid = -(-num_words // _THREADS)
+            values = (target.data_ptr(), host, num_words)
+            return "kernel", kernel_call(function, grid, _THREADS, values, device_index)
+    stream = ctypes.c_void_p(0)
+    ends = ctypes.c_uint64(target.data_ptr()), ctypes.c_void_p(source.data_ptr())
+    arguments = (*ends, ctypes.c_size_t(num_bytes), stream)
+    return "copy", DriverCall(library.cuMemcpyHtoDAsync_v2, arguments, stream, device_index)
 
 
 @cache
-def _driver() -> ctypes.CDLL | None:
+def driver() -> ctypes.CDLL | None:
+    """The driver's library, where there is one."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -135,36 +156,57 @@ def _is_in_words(*numbers: int) -> bool:
 
 
 @cache
-def _kernel(device: torch.device) -> int | None:
-    """Return the handle of the kernel on the current device, or None where it cannot be had."""
+def load_kernel(source: Path, name: str, device: torch.device) -> int | None:
+    """Return the handle of a kernel for `device`, or None where it cannot be had."""
     if not nvrtc.is_available():
         return None
     try:
-        return int(nvrtc.load_function(_SOURCE, "upload", (), 0, device))
+        with torch.cuda.device(device):
+            return int(nvrtc.load_function(source, name, (), 0, device))
     except RuntimeError:  # an NVRTC older than the device, say: the copy engine serves all
         return None
 
 
-def _device_address(driver: ctypes.CDLL, host: int) -> int | None:
-    """Return the address by which kernels of the current device read this pinned memory, if they can."""
-    address = ctypes.c_uint64()
-    status = driver.cuPointerGetAttribute(ctypes.byref(address), _DEVICE_POINTER, ctypes.c_uint64(host))
+def device_address(host: torch.Tensor, device: torch.device) -> int | None:
+    """Return the address by which kernels of `device` reach pinned memory, if they can, in whole words."""
+    library, address = driver(), ctypes.c_uint64()
+    if library is None:
+        return None
+    with torch.cuda.device(device):
+        status = library.cuPointerGetAttribute(
+            ctypes.byref(address), _DEVICE_POINTER, ctypes.c_uint64(host.data_ptr())
+        )
     return address.value if status == 0 and _is_in_words(address.value) else None
 
 
-class _Parameters(ctypes.Structure):
-    """What the kernel takes, target, source and words, and where each of the three lies."""
+@cache
+def _parameters_type(count: int) -> type[ctypes.Structure]:
+    """What a kernel with so many parameters of eight bytes takes: the values, and where each of them lies."""
+    fields = (("values", ctypes.c_uint64 * count), ("addresses", ctypes.c_void_p * count))
+    return type("_Parameters", (ctypes.Structure,), {"_fields_": fields})
 
-    _fields_ = (("values", ctypes.c_uint64 * 3), ("addresses", ctypes.c_void_p * 3))
+
+def kernel_call(
+    function: int, grid: int, threads: int, values: Sequence[int], device_index: int
+) -> DriverCall:
+    """Return the launch of a kernel whose parameters are these, of eight bytes each."""
+    stream = ctypes.c_void_p(0)
+    arguments = launch_arguments(function, grid, threads, values, stream)
+    return DriverCall(_loaded_driver().cuLaunchKernel, arguments, stream, device_index)
 
 
-def _launch_arguments(
-    function: int, target: int, source: int, num_bytes: int, stream: ctypes.c_void_p
+def _loaded_driver() -> ctypes.CDLL:
+    library = driver()
+    assert library is not None, "a kernel was loaded without the driver"
+    return library
+
+
+def launch_arguments(
+    function: int, grid: int, threads: int, values: Sequence[int], stream: ctypes.c_void_p
 ) -> tuple[Any, ...]:
     """Return the arguments of `cuLaunchKernel`. They keep the kernel's own parameters alive."""
-    num_words = num_bytes // WORD_BYTES
-    parameters = _Parameters((target, source, num_words))
-    parameters.addresses[:] = [ctypes.addressof(parameters) + 8 * index for index in range(3)]
-    grid = -(-num_words // _THREADS)
-    shape = (grid, 1, 1, _THREADS, 1, 1, 0)
+    parameters: Any = _parameters_type(len(values))()
+    parameters.values[:] = values
+    parameters.addresses[:] = [ctypes.addressof(parameters) + 8 * index for index in range(len(values))]
+    shape = (grid, 1, 1, threads, 1, 1, 0)
     return (ctypes.c_void_p(function), *shape, stream, parameters.addresses, ctypes.c_void_p())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -49,6 +50,10 @@ class AttentionBackend(ABC):
     #: True if a decode step looks up the pages of past tokens alone; the new one has its slot. So the pages
     #: that its own tokens open may reach the device after it.
     looks_up_past_only: bool = False
+    #: What the plan of a replay is made from: `inputs`, the static inputs on the device, which then have to be there
+    #: ahead of the graph; `lengths`, those that the host gives; or `nothing`: it only looks for a request that is too
+    #: long, and is not called where there is none for certain.
+    replay_plans_from: Literal["inputs", "lengths", "nothing"] = "inputs"
     #: Why `auto` took this backend in place of FlashInfer on a CUDA device; None if it did not.
     fallback_reason: str | None = None
     #: The static tensors that captured graphs read, without their names. Only ever replaced as a whole, so that a

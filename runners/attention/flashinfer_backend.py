@@ -80,6 +80,7 @@ class FlashInferAttentionBackend(AttentionBackend):
     masks_tail = True
     # `write_page_indices` takes the page of the new token from its slot.
     looks_up_past_only = True
+    replay_plans_from = "lengths"
 
     def __init__(
         self,

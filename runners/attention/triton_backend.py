@@ -96,6 +96,7 @@ class TritonAttentionBackend(AttentionBackend):
 
     name = "triton"
     masks_tail = True
+    replay_plans_from = "nothing"
 
     def __init__(
         self,

@@ -170,6 +170,7 @@ class StubBackend(TorchAttentionBackend):
     """Computes with torch, and plans decode steps with the planner of FlashInfer's backend."""
 
     looks_up_past_only = True
+    replay_plans_from = "lengths"
 
     def __init__(self, groups: Any, kv: Any, **options: Any) -> None:
         super().__init__(groups, kv, **options)
@@ -198,6 +199,7 @@ class PlanlessBackend(TorchAttentionBackend):
     """Computes with torch, and prepares decode steps as the fused layers' own backend does."""
 
     looks_up_past_only = True
+    replay_plans_from = "nothing"
 
     def __init__(self, groups: Any, kv: Any, **options: Any) -> None:
         super().__init__(groups, kv, **options)
@@ -267,11 +269,11 @@ def by_parts(
     timed(samples["addresses"], lambda: all(map(is_, steps.static_parts(), steps._seen)))
     late = runner.attn_backend.looks_up_past_only
     timed(samples["page_table"], runner.kv.flush_urgent if late else runner.kv.flush)
-    timed(samples["inputs_and_plan"], lambda: steps.prepare(batch, size))
+    timed(samples["inputs_and_plan"], lambda: steps.prepare(batch, size, graph_fetches=True))
     timed(samples["launch"], graphs.graphs[size].replay)
     timed(samples["settle"], steps.settle)
     timed(samples["confirm"], lambda: steps._addresses.check(steps._seen, named))
-    timed(samples["inputs_alone"], lambda: graphs.buffers.populate(batch))
+    timed(samples["inputs_alone"], lambda: graphs.buffers.populate(batch, graph_fetches=True))
 
 
 def timed(samples: list[float], part: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The torch backend as those for CUDA are: a decode step takes its newest slots from the batch."""
+"""The torch backend as those for CUDA are: a step looks at its inputs, and takes its newest slots, within the graph."""
 
 from __future__ import annotations
 
@@ -17,11 +17,27 @@ from runners.paged_kv import PagedKV
 
 
 class PastOnlyBackend(TorchAttentionBackend):
-    """Takes the slot of each newest token from the batch, and not from the table."""
+    """Takes the slot of each newest token from the batch, and not from the table; plans once the inputs are there."""
 
     looks_up_past_only = True
+    replay_plans_from = "lengths"
+    #: What the first layer of the replay that comes next has to plan.
+    _unplanned: tuple[int, torch.Tensor, torch.Tensor, int] | None = None
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        self._unplanned = None
+        super().init_forward_metadata(forward_batch)
+
+    def init_forward_metadata_replay_cuda_graph(
+        self, bs: int, rows: Any, lens: Any, lens_sum: int, mode: Any, lens_cpu: torch.Tensor
+    ) -> None:
+        super().init_forward_metadata_replay_cuda_graph(bs, rows, lens, lens_sum, mode, lens_cpu)
+        self._unplanned = (bs, rows, lens, int(lens_cpu[:bs].max()))
 
     def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: ForwardBatch) -> torch.Tensor:
+        if self._unplanned is not None:
+            self._plan_static(*self._unplanned)
+            self._unplanned = None
         slots, lens = self._decode_plans[layer.group_id].slots, forward_batch.seq_lens.long()
         newest = lens.clamp(max=slots.shape[1]) - 1
         slots[torch.arange(len(lens)), newest] = forward_batch.out_cache_loc

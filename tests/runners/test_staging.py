@@ -120,9 +120,8 @@ LAUNCH = ctypes.CFUNCTYPE(
 def test_the_launch_covers_every_byte_and_none_behind(num_words: int) -> None:
     source = torch.arange(16 * num_words + 16).to(torch.uint8)
     target = torch.zeros_like(source)
-    arguments = staging._launch_arguments(
-        7, target.data_ptr(), source.data_ptr(), 16 * num_words, ctypes.c_void_p(0)
-    )
+    values = (target.data_ptr(), source.data_ptr(), num_words)
+    arguments = staging.launch_arguments(7, -(-num_words // 128), 128, values, ctypes.c_void_p(0))
     # The parameters behind the addresses are read at each launch: they live as long as the arguments.
     for _ in range(2):
         assert LAUNCH(*arguments) == 0
@@ -147,7 +146,7 @@ def test_only_whole_words_at_addresses_of_words_are_for_the_kernel(
 
 def test_without_the_bindings_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "is_available", lambda: False)
-    assert staging._kernel.__wrapped__(torch.device("cuda", 0)) is None
+    assert staging.load_kernel.__wrapped__(staging._SOURCE, "upload", torch.device("cuda", 0)) is None
 
 
 def test_a_kernel_that_the_compiler_refuses_leaves_the_copy_to_the_copy_engine(
@@ -158,7 +157,7 @@ def test_a_kernel_that_the_compiler_refuses_leaves_the_copy_to_the_copy_engine(
 
     monkeypatch.setattr(nvrtc, "is_available", lambda: True)
     monkeypatch.setattr(nvrtc, "load_function", refuse)
-    assert staging._kernel.__wrapped__(torch.device("cuda", 0)) is None
+    assert staging.load_kernel.__wrapped__(staging._SOURCE, "upload", torch.device("cuda", 0)) is None
 
 
 @needs_nvrtc

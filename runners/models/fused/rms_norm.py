@@ -66,14 +66,16 @@ def embed(
         x = F.embedding(input_ids if fed is None else fed_tokens_torch(input_ids, *fed), table)
         return x, row_squares(x)
     from runners.models.fused.kernels.rms_norm import embed_kernel
-    from runners.models.fused.launch import launch, launch_options
+    from runners.models.fused.launch import launch
 
     num_rows, size = input_ids.shape[0], table.shape[1]
     out = table.new_empty(num_rows, size)
     squares = table.new_empty(num_rows, 1, dtype=torch.float32)
     block = 1 << (size - 1).bit_length()
+    # HAZARD: the kernels after this one read lengths and page tables before they wait (`dependent_launch`). What
+    # brings those to the device may be the kernel before this one, so this one starts when that is done.
     launch(embed_kernel, (num_rows,),
-        input_ids, *(fed or (input_ids, input_ids)), table, out, squares, size, HAS_SOURCE=fed is not None, BLOCK=block, PDL=pdl, **launch_options(pdl, num_warps=_warps(block))
+        input_ids, *(fed or (input_ids, input_ids)), table, out, squares, size, HAS_SOURCE=fed is not None, BLOCK=block, PDL=pdl, num_warps=_warps(block),
     )  # fmt: skip
     return out, squares
 
