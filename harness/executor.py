@@ -264,8 +264,8 @@ class _Handle:
         """Return the host time that the device waited for, in µs.
 
         With nothing in flight at the launch that is all of the preparation. Else it is what lay on the
-        device between the work of the step before and this one's: the copies of the inputs, a few µs, and
-        whatever the host was late.
+        device between the work of the step before and this one's: events, where the graph does not fetch its
+        inputs their copies, and whatever the host was late.
         """
         if self.before is None:
             return self.outcome.host_prepare_us

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,16 @@ def decode_batch(
 
 
 def fed_batch(batch: ForwardBatch, token_source: npt.NDArray[np.int32]) -> ForwardBatch:
-    """Return a copy of a decode step as `decode_batch` made it, with `token_source` `[batch_size]`."""
+    """Return a copy of a decode step on the host, with `token_source` `[batch_size]`."""
     rows = batch.host_rows
-    assert rows is not None
-    wide, narrow = rows.wide.copy(), rows.narrow.copy()
-    narrow[2] = token_source
-    return _batch_of(wide, narrow, is_fed=True)
+    if rows is not None and rows.are_of(batch):
+        wide, narrow = rows.wide.copy(), rows.narrow.copy()
+        narrow[2] = token_source
+        return _batch_of(wide, narrow, is_fed=True)
+    # What `decode_batch` made was changed since, so that it is not known to be in order.
+    wide = np.stack([batch.input_ids, batch.positions, batch.out_cache_loc])
+    narrow = np.stack([batch.req_pool_indices, batch.seq_lens_cpu, token_source])
+    return replace(_batch_of(wide, narrow, is_fed=True), host_rows=None)
 
 
 def _batch_of(wide: npt.NDArray[np.int64], narrow: npt.NDArray[np.int32], is_fed: bool) -> ForwardBatch:

@@ -159,13 +159,14 @@ class DecodeSteps:
     ) -> int:
         """Replay the graph of `size` on `batch`; return the ns from `started` to the launch."""
         stopwatch = self._runner.stopwatch
-        self.prepare(batch, size, graph_fetches=True, wants_ids=wants_ids)
+        self.prepare(batch, size, graph_follows=True, wants_ids=wants_ids)
         if self._graphs.poison_padding:
             self._poison(size)
         prepare_ns = time.perf_counter_ns() - started
         if stopwatch is not None and starts:
             stopwatch.start()
         self._graphs.graphs[size].replay()
+        self._graphs.buffers.handover.note_launch()
         if stopwatch is not None:
             stopwatch.stop()
         self.settle()
@@ -174,11 +175,14 @@ class DecodeSteps:
         return prepare_ns
 
     def prepare(
-        self, batch: ForwardBatch, size: int, graph_fetches: bool = False, wants_ids: bool = False
+        self, batch: ForwardBatch, size: int, graph_follows: bool = False, wants_ids: bool = False
     ) -> None:
-        """Write the static inputs, then plan attention for exactly them; see `InputBuffers.populate`."""
+        """Write the inputs, for the graph to fetch if one follows, then plan attention for exactly them.
+
+        See `InputBuffers.populate`.
+        """
         buffers, source = self._graphs.buffers, self._runner.attn_backend.replay_plans_from
-        buffers.populate(batch, graph_fetches and source != "inputs", wants_ids)
+        buffers.populate(batch, graph_follows, wants_ids, at_once=source == "inputs")
         if source == "nothing" and buffers.is_as_made:
             return
         static = buffers.static_batch(size)

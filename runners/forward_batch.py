@@ -39,7 +39,8 @@ DECODE_OR_IDLE = (ForwardMode.DECODE, ForwardMode.IDLE)
 class HostRows:
     """The inputs of a decode batch, side by side on the host, no slot negative.
 
-    They count while the batch's fields are their views, and nobody has written to the slots or the lengths.
+    They count while the batch's fields are their views, and nobody has written to the slots or the lengths by torch.
+    What is written to their memory past torch is not seen.
     """
 
     #: `[3, batch_size]` int64: input_ids, positions, out_cache_loc.
@@ -157,6 +158,6 @@ class LogitsProcessorOutput:
     next_token_ids: torch.Tensor | None = None
     #: `[num_tokens, hidden_size]`, or None when not asked for.
     hidden_states: torch.Tensor | None = None
-    #: `[batch_size]` int64, the same ids where the graph leaves them on the host: there once the step has run, and
-    #: for the seven steps after it. None where it does not.
+    #: `[batch_size]` int64, the same ids where the graph leaves them on the host (`runners.handover`): there once the
+    #: step has run, and until `NUM_ANSWERS` - 1 further ones have. Never a copy. None where it does not leave them.
     posted_token_ids: npt.NDArray[np.int64] | None = None

@@ -20,15 +20,20 @@ MAX_DEPTH = 32
 _MAX_THREADS = 1024
 #: Steps until the memory of a step's ids is used again.
 NUM_ANSWERS = 8
+#: What a ticket says, beside the number of its answer (0 for none): its image is in the target already.
+_IS_THERE = 1 << 32
 
 
 class Handover(ABC):
     """Images of a step's inputs, written by the host in turn, and what brings them to the device.
 
-    The host writes an image and hands it in; `fetch`, captured as the first thing of a graph, brings the
-    oldest one that was handed in and not fetched yet. So the launch of the graph is all that the host asks of
-    the driver, and steps may be queued behind each other. `post`, captured as the last thing, leaves the ids in
-    pinned memory. A graph that is replayed without an image finds the target as the step before left it.
+    The host writes an image and hands in a ticket for it; `fetch`, captured as the first thing of a graph, takes the
+    oldest ticket that was not taken yet and brings its image. So the launch of the graph is all that the host asks
+    of the driver, and steps may be queued behind each other. `post`, captured as the last thing, leaves the ids
+    in pinned memory. Where inputs are needed ahead of the graph, `upload` brings them, and the ticket says so.
+
+    HAZARD: each launch of a graph that fetches takes a ticket. One without a ticket of its own takes that of the
+    step after it, if the host is that far ahead; if not, it finds the target as it is.
 
     Args:
         target: contiguous, where the inputs are read.
@@ -39,7 +44,7 @@ class Handover(ABC):
         images: `[depth, target.nbytes]` uint8 on the host.
     """
 
-    #: `kernel`; `copy`, by the driver, in no graph; or `torch`, the plain twin.
+    #: `kernel`; `copy`, without a graph's doing; or `torch`, the plain twin.
     way: Literal["kernel", "copy", "torch"]
     #: Whether a graph can fetch and post by itself.
     is_captured = True
@@ -49,7 +54,7 @@ class Handover(ABC):
         self._target = target
         is_pinned = target.is_cuda
         self.images = torch.zeros(depth, target.nbytes, dtype=torch.uint8, pin_memory=is_pinned)
-        #: `[depth, 2]`: the number of each image, ascending from step to step, 0 for none; and where its ids go.
+        #: `[depth, 2]`: the number of each ticket, ascending from step to step, 0 for none; and what else it says.
         self._tickets = torch.zeros(depth, 2, dtype=torch.int64, pin_memory=is_pinned)
         self._answers = torch.zeros(NUM_ANSWERS, num_ids, dtype=torch.int64, pin_memory=is_pinned)
         # Plain memory: the shortest way from Python to a number of the tensor.
@@ -57,72 +62,95 @@ class Handover(ABC):
         self._ids: list[npt.NDArray[np.int64]] = list(self._answers.numpy())
         self._number = 0
         self._answer = -1
-        #: The turn that was handed in and for which nothing was launched yet.
+        #: The turn of a ticket for which nothing was launched yet.
         self._open: int | None = None
 
     @property
     def pinned_bytes(self) -> int:
         return sum(t.nbytes for t in (self.images, self._tickets, self._answers) if t.is_pinned())
 
-    def hand_in(self, turn: int, wants_ids: bool = False) -> None:
-        """Hand in the image of `turn`. One that was handed in before and not launched for is taken back."""
-        numbers = self._numbers
-        if self._open is not None:
-            numbers[2 * self._open] = 0
-        answer = -1
+    def hand_in(self, turn: int, wants_ids: bool = False, is_there: bool = False) -> None:
+        """Hand in a ticket for the image of `turn`: a launch of a graph that fetches is to follow.
+
+        The ticket handed in before is taken back, if no launch did.
+
+        Args:
+            turn: which image.
+            wants_ids: the ids of the step are to be posted.
+            is_there: the image was uploaded already.
+        """
+        self.take_back()
+        content = _IS_THERE if is_there else 0
         if wants_ids:
-            answer = self._answer = (self._answer + 1) % NUM_ANSWERS
+            self._answer = (self._answer + 1) % NUM_ANSWERS
+            content += 1 + self._answer
         self._number += 1
-        numbers[2 * turn + 1] = answer
+        self._numbers[2 * turn + 1] = content
         # Last: with its number the rest of it counts.
-        numbers[2 * turn] = self._number
+        self._numbers[2 * turn] = self._number
         self._open = turn
 
     def note_launch(self) -> None:
-        """What was handed in last has a launch, queued by now, that fetches it."""
+        """The launch for the ticket handed in last was queued."""
         self._open = None
+
+    def take_back(self) -> None:
+        """Take back the ticket handed in last, if no launch for it was noted: its step was given up."""
+        if self._open is not None:
+            self._numbers[2 * self._open] = 0
+            self._open = None
 
     def answer(self, num_ids: int) -> npt.NDArray[np.int64]:
         """Return the first ids of the last step that wanted them: there once it has run, for `NUM_ANSWERS` - 1 more."""
         return self._ids[self._answer][:num_ids]
 
     @abstractmethod
+    def upload(self, turn: int) -> None:
+        """Queue, on the current stream, what brings the image of `turn`, whatever the tickets say."""
+
+    @abstractmethod
     def fetch(self) -> None:
-        """Queue, on the current stream, what brings the image handed in and not fetched yet, if there is one."""
+        """Queue what takes the next ticket, if there is one, and brings its image."""
 
     @abstractmethod
     def post(self, ids: torch.Tensor) -> None:
-        """Queue what leaves `ids`, `[n]` int64, where the step fetched last wants them, once."""
+        """Queue what leaves `ids`, `[n]` int64, where the ticket taken last wants them, once."""
 
 
 class _NoKernelsError(Exception):
     """The kernels cannot be had on this device, or do not reach the memory."""
 
 
-class KernelHandover(Handover):
+class _DeviceHandover(Handover):
+    def __init__(self, target: torch.Tensor, depth: int, num_ids: int) -> None:
+        super().__init__(target, depth, num_ids)
+        self._uploads = [Upload(target, image) for image in self.images.unbind()]
+
+    def upload(self, turn: int) -> None:
+        self._uploads[turn].queue()
+
+
+class KernelHandover(_DeviceHandover):
     """By two kernels. `_NoKernelsError` where that is not possible."""
 
     way = "kernel"
 
     def __init__(self, target: torch.Tensor, depth: int, num_ids: int) -> None:
         super().__init__(target, depth, num_ids)
-        device, index = target.device, target.get_device()
-        #: The number of the image fetched last, its turn, and where its ids go.
+        device = target.device
+        #: The number of the ticket taken last, its turn, and where its ids go.
         self._state = torch.tensor([0, -1, -1], dtype=torch.int64, device=device)
-        tensors = (self.images, self._tickets, self._answers)
         kernels = [load_kernel(_SOURCE, name, device) for name in ("fetch_inputs", "post_ids")]
+        tensors = (self.images, self._tickets, self._answers)
         hosts = [device_address(tensor, device) for tensor in tensors]
         found = [number for number in (*kernels, *hosts) if number is not None]
-        if (
-            len(found) < len(kernels) + len(hosts)
-            or target.data_ptr() % WORD_BYTES
-            or target.nbytes % WORD_BYTES
-        ):
+        is_in_words = target.data_ptr() % WORD_BYTES == 0 == target.nbytes % WORD_BYTES
+        if len(found) < len(kernels) + len(hosts) or not is_in_words:
             raise _NoKernelsError
         fetch, self._post, images, tickets, self._posted = found
         num_words = target.nbytes // WORD_BYTES
         values = (target.data_ptr(), images, tickets, self._state.data_ptr(), num_words, depth)
-        self._fetch = kernel_call(fetch, 1, _threads(num_words), values, index)
+        self._fetch = kernel_call(fetch, 1, _threads(num_words), values, target.get_device())
 
     def fetch(self) -> None:
         self._fetch()
@@ -138,22 +166,17 @@ def _threads(count: int) -> int:
     return min(_MAX_THREADS, -(-count // 32) * 32)
 
 
-class CopyHandover(Handover):
-    """By the driver's copy: for a CUDA device without the kernels. `fetch` brings what was handed in last."""
+class CopyHandover(_DeviceHandover):
+    """For a CUDA device without the kernels: only `upload` does anything, and ids stay on the device."""
 
     way = "copy"
     is_captured = False
 
-    def __init__(self, target: torch.Tensor, depth: int, num_ids: int) -> None:
-        super().__init__(target, depth, num_ids)
-        self._uploads = [Upload(target, image) for image in self.images.unbind()]
-
     def fetch(self) -> None:
-        if self._open is not None:
-            self._uploads[self._open].queue()
+        """Nothing: no graph fetches."""
 
     def post(self, ids: torch.Tensor) -> None:
-        """Nothing: the ids stay on the device."""
+        """Nothing."""
 
 
 class TorchHandover(Handover):
@@ -163,15 +186,21 @@ class TorchHandover(Handover):
 
     def __init__(self, target: torch.Tensor, depth: int, num_ids: int) -> None:
         super().__init__(target, depth, num_ids)
-        self._fetched = 0
+        self._taken = 0
         self._wanted = -1
+
+    def upload(self, turn: int) -> None:
+        self._target.copy_(self.images[turn])
 
     def fetch(self) -> None:
         tickets = self._tickets.tolist()
-        newer = [(number, turn) for turn, (number, _) in enumerate(tickets) if number > self._fetched]
-        if newer:
-            self._fetched, turn = min(newer)
-            self._wanted = tickets[turn][1]
+        newer = [(number, turn) for turn, (number, _) in enumerate(tickets) if number > self._taken]
+        if not newer:
+            return
+        self._taken, turn = min(newer)
+        is_there, answer = divmod(tickets[turn][1], _IS_THERE)
+        self._wanted = answer - 1
+        if not is_there:
             self._target.copy_(self.images[turn])
 
     def post(self, ids: torch.Tensor) -> None:

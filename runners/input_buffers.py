@@ -173,7 +173,9 @@ class InputBuffers:
         """Whether the last batch had the inputs that `decode_batch` made, and checked."""
         return self._staging[self._turn].is_as_made
 
-    def populate(self, batch: ForwardBatch, graph_fetches: bool = False, wants_ids: bool = False) -> None:
+    def populate(
+        self, batch: ForwardBatch, graph_follows: bool = False, wants_ids: bool = False, at_once: bool = False
+    ) -> None:
         """Write a decode batch to the first rows and make every other row a padding row.
 
         Inputs on the host travel in one piece, asynchronously; inputs on the device (token ids sampled
@@ -182,9 +184,10 @@ class InputBuffers:
 
         Args:
             batch: the step.
-            graph_fetches: a graph is launched next whose first work is `handover.fetch`, and `settle` is called
-                after that; or neither is. Else what is needed is queued here.
-            wants_ids: that graph ends with `handover.post`.
+            graph_follows: the next launch is that of a graph that begins with `handover.fetch`, and
+                `handover.note_launch` is called then; or the step is given up. Such a graph brings the inputs.
+            wants_ids: what that graph leaves by `handover.post` will be read.
+            at_once: the inputs are needed on the device ahead of that graph.
 
         Raises:
             RunnerError: more requests than rows, or an input whose length is not the batch size.
@@ -195,20 +198,20 @@ class InputBuffers:
                 f"a batch of {n} requests does not fit the static inputs for {self.max_bs}: capture a larger "
                 "size, or set runner.above_max=eager or split."
             )
+        handover = self.handover
         self._turn = turn = self._fences.next_turn()
         on_device = self._staging[turn].write(batch)
-        handover = self.handover
-        handover.hand_in(turn, wants_ids)
-        if graph_fetches and not on_device and handover.is_captured:
-            return
-        handover.fetch()
-        handover.note_launch()
-        for name, source in on_device:
-            self._copy_on_device(name, source)
+        is_there = at_once or bool(on_device) or not (graph_follows and handover.is_captured)
+        if is_there:
+            handover.take_back()
+            handover.upload(turn)
+            for name, source in on_device:
+                self._copy_on_device(name, source)
+        if graph_follows:
+            handover.hand_in(turn, wants_ids, is_there)
 
     def settle(self) -> None:
         """Note, after a launch, which host image it reads. A later `populate` does it otherwise."""
-        self.handover.note_launch()
         self._fences.settle()
 
     def _copy_on_device(self, name: str, source: torch.Tensor) -> None:

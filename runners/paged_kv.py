@@ -197,7 +197,9 @@ class PagedKV:
         rows, positions = np.asarray(rows), np.asarray(positions, dtype=np.int64)
         # The table may be wider, by a part of a page. As an unsigned number a negative one is beyond any length.
         if np.maximum.reduce(positions.view(np.uint64), initial=0) >= self.max_seq_len:
-            raise OutOfPagesError(f"positions outside 0..{self.max_seq_len - 1} have no slot.")
+            raise OutOfPagesError(
+                f"positions outside 0..{self.max_seq_len - 1} have no slot: raise model.max_seq_len."
+            )
         slots = self._find_slots(rows, positions)
         # A token with a slot is about to be written: it is no tail, whoever allocated its page.
         self.table.cover(rows, positions + 1)

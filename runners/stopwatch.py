@@ -22,7 +22,7 @@ class Stopwatch(Protocol):
     def idle_ms_after(self, before: Stopwatch) -> float:
         """Return the time from the end of `before` (of the same kind) to this start, in ms.
 
-        What the device did in between is not the model's work: copies of inputs, or nothing.
+        What the device did in between is not the step's own work: copies that no graph does, or nothing.
         """
         ...
 

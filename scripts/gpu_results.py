@@ -3,7 +3,7 @@
 
     gpu_results.py OUT [--seconds 470] [--only STAGE ...] [--trace azure.csv]
 
-Stages, in order: `environment`, `tests`, the benchmarks `host_prepare` and `kernels`, then one job each
+Stages, in order: `environment`, `tests`, the benchmarks `host_prepare`, `host_prepare_fused` and `kernels`, then one job each
 (`--list` names them). A stage that fails, hangs or finds no time left costs the others nothing. OUT
 receives environment.json, tests.json, a JSON file a benchmark, summary.json with the table that is
 printed last, and a folder a job with its record. Calls with different stages may share OUT: what is
@@ -49,6 +49,7 @@ LARGEST_TABLE_BYTES = 2**20
 #: Stage → module and arguments of a benchmark that prints JSON lines.
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "host_prepare": ("tests.bench.bench_host_prepare",),
+    "host_prepare_fused": ("tests.bench.bench_host_prepare", "fused"),
     "kernels": ("tests.bench.bench_decode_kernels", "model=qwen3_0_6b", "model.max_seq_len=1024"),
 }
 #: The GPU tests, what the others rest on first; files that are not named come last.

@@ -2,9 +2,10 @@
 
 Needs a GPU. Rounds of steps back to back on one stream, the host ahead of the device, as a decode loop with
 overlap runs them: write the inputs by one of the ways of `Upload` (or not at all), replay a graph of some
-0.3 ms that reads them; or replay one that fetches them by itself (`graph`, `Handover`). The ways take turns, and a step's time is that of a round between two events over
-its number of steps, the median of the rounds. Above the step without an upload stands the idle time that it
-brings, its own work included. `host_us` is the median time of one call of `queue`, or of `hand_in`.
+0.3 ms that reads them; or replay one that fetches them by itself (`graph`, see `Handover`). The ways take
+turns, and a step's time is that of a round between two events over its number of steps, the median of the
+rounds. Above the step without an upload stands the idle time that it brings, its own work included. `host_us`
+is the median time of one call of `queue`, or of `hand_in`.
 
 Prints a line for each number of requests and way, and writes all of it to OUT.json.
 """
@@ -108,7 +109,7 @@ def queueing(uploads: list[Upload]) -> Way:
 def captured(
     target: torch.Tensor, x: torch.Tensor, weights: list[torch.Tensor], handover: Handover | None = None
 ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """Return a graph that first reads `target`, fetched if there is a `handover`, and computes; and what it has read."""
+    """Return a graph that reads `target`, which it fetches with a `handover`, and computes; and what it has read."""
     seen = torch.zeros_like(target)
     for _ in range(2):  # what libraries do once is not for a capture
         torch.add(target, 0, out=seen)

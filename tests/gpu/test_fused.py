@@ -222,6 +222,17 @@ def test_overlap_changes_no_token(loaded: LoadedModel) -> None:
         assert serve(runner, max_in_flight=2, is_late=True) == one
 
 
+def test_overlap_of_steps_that_are_split_changes_no_token(loaded: LoadedModel) -> None:
+    """Each part brings its own inputs, and ids that the step before has left on the device."""
+    config = RunnerConfig("cuda", 4, MAX_SEQ_LEN, (2,), num_pages=9, above_max="split")
+    with ModelRunner(loaded, config) as runner:
+        one = serve(runner, max_in_flight=1)
+        assert runner.graph_runner is not None
+        assert any(mode == "split" for mode, _ in runner.graph_runner.outcome_counts)
+        assert serve(runner, max_in_flight=2) == one
+        assert serve(runner, max_in_flight=2, is_late=True) == one
+
+
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_a_page_that_reaches_the_device_after_its_step_changes_no_token(
     loaded: LoadedModel, max_in_flight: int

@@ -112,6 +112,23 @@ def test_an_image_for_which_nothing_was_launched_is_taken_back(device: torch.dev
 
 
 @needs_nvrtc
+def test_an_image_that_is_there_already_is_left_alone_and_its_ids_are_posted(device: torch.device) -> None:
+    handover = make(device)
+    handover.images[0].fill_(5)
+    handover.upload(0)
+    handover._target.fill_(6)  # what was copied there on the device
+    handover.hand_in(0, wants_ids=True, is_there=True)
+    handover.note_launch()
+    answer = handover.answer(1)
+    handover.images[1].fill_(7)
+    handover.hand_in(1)
+    handover.note_launch()
+    assert fetched(handover) == 6
+    handover.post(torch.tensor([3], device=device))
+    assert fetched(handover) == 7 and answer.tolist() == [3]
+
+
+@needs_nvrtc
 def test_turns_may_come_in_any_order(device: torch.device) -> None:
     handover, random = make(device), np.random.default_rng(0)
     for number in range(100):
@@ -148,6 +165,6 @@ def test_a_device_without_the_kernels_gets_its_inputs_by_copies(
         load_kernel.cache_clear()
     assert isinstance(buffers.handover, CopyHandover) and not buffers.handover.is_captured
     for n in (3, 8, 2):
-        buffers.populate(make_batch(n), graph_fetches=True, wants_ids=True)
+        buffers.populate(make_batch(n), graph_follows=True, wants_ids=True)
         assert buffers.input_ids[:n].tolist() == list(range(100, 100 + n))
         buffers.settle()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runners import handover as handover_module
+from runners.attention.torch_backend import TorchAttentionBackend
+from runners.batches import fed_batch
+from runners.errors import PlanLayoutError
 from runners.handover import MAX_DEPTH, NUM_ANSWERS, TorchHandover, create_handover
 from runners.input_buffers import InputBuffers
 from runners.models.fused import nvrtc
@@ -63,6 +69,20 @@ def test_an_image_for_which_nothing_was_launched_is_taken_back() -> None:
     hand_in(handover, 2, 7)
     handover.note_launch()
     assert [fetched(handover) for _ in range(3)] == [5, 7, 7]
+
+
+def test_an_image_that_is_there_already_is_left_alone_and_its_ids_are_posted() -> None:
+    handover = make()
+    handover.images[0].fill_(5)
+    handover.upload(0)
+    handover._target.fill_(6)  # what was copied there on the device
+    handover.hand_in(0, wants_ids=True, is_there=True)
+    handover.note_launch()
+    hand_in(handover, 1, 7)
+    handover.note_launch()
+    assert fetched(handover) == 6
+    handover.post(torch.tensor([3]))
+    assert fetched(handover) == 7 and handover.answer(1).tolist() == [3]
 
 
 @given(st.lists(st.sampled_from(["launch", "abandon", "run"]), max_size=60))
@@ -125,23 +145,141 @@ def test_inputs_that_a_graph_will_fetch_stay_with_the_host_until_then() -> None:
     buffers = InputBuffers(8, 1, torch.device("cpu"))
     buffers.populate(make_batch(3))
     before = buffers.packed.clone()
-    buffers.populate(make_batch(2, base=50), graph_fetches=True)
+    buffers.populate(make_batch(2, base=50), graph_follows=True)
     assert torch.equal(buffers.packed, before)
     buffers.handover.fetch()
     assert buffers.input_ids[:3].tolist() == [50, 51, 0]
 
 
+class OnDevice(torch.Tensor):
+    """A host tensor that says it is not one."""
+
+    is_cpu = False  # type: ignore[assignment]
+
+
 def test_inputs_on_the_device_are_not_overwritten_by_the_graph() -> None:
-    class OnDevice(torch.Tensor):
-        """A host tensor that says it is not one."""
-
-        is_cpu = False  # type: ignore[assignment]
-
     buffers, batch = InputBuffers(8, 1, torch.device("cpu")), make_batch(3)
     batch.input_ids = batch.input_ids.as_subclass(OnDevice)
-    buffers.populate(batch, graph_fetches=True)
+    buffers.populate(batch, graph_follows=True)
     buffers.handover.fetch()
     assert buffers.input_ids[:4].tolist() == [100, 101, 102, 0]
+
+
+class Stream:
+    """What the host queues runs later: uploads, copies on the device, and graphs that begin with a fetch."""
+
+    def __init__(self, buffers: InputBuffers, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._buffers, self._queue = buffers, []  # type: ignore[var-annotated]
+        #: Ids and positions that each graph has read.
+        self.seen: list[tuple[list[int], list[int]]] = []
+        upload, copy = buffers.handover.upload, buffers._copy_on_device
+        monkeypatch.setattr(buffers.handover, "upload", lambda turn: self._queue.append(lambda: upload(turn)))
+        monkeypatch.setattr(buffers, "_copy_on_device", lambda *what: self._queue.append(lambda: copy(*what)))
+
+    def replay(self, size: int) -> None:
+        def graph() -> None:
+            self._buffers.handover.fetch()
+            ids, positions = self._buffers.input_ids[:size], self._buffers.positions[:size]
+            self.seen.append((ids.tolist(), positions.tolist()))
+
+        self._queue.append(graph)
+
+    def run(self) -> None:
+        for work in self._queue:
+            work()
+
+
+@pytest.mark.parametrize("needs", [{}, {"at_once": True}, {"on_device": True}])
+def test_each_of_two_steps_in_flight_reads_its_own_inputs(
+    needs: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffers = InputBuffers(8, 1, torch.device("cpu"))
+    stream = Stream(buffers, monkeypatch)
+    for base in (100, 200, 300):
+        batch = make_batch(2, base)
+        if needs.get("on_device"):
+            batch.input_ids = batch.input_ids.as_subclass(OnDevice)
+        buffers.populate(batch, graph_follows=True, at_once=needs.get("at_once", False))
+        stream.replay(3)
+        buffers.handover.note_launch()
+    stream.run()
+    assert stream.seen == [([base, base + 1, 0], [base, base + 1, 0]) for base in (100, 200, 300)]
+
+
+@pytest.mark.parametrize("backend", [PastOnlyBackend, TorchAttentionBackend])
+@pytest.mark.parametrize("is_fed", [False, True])
+def test_each_part_of_a_split_reads_its_own_inputs(
+    backend: type[TorchAttentionBackend], is_fed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with runners_attend_with(backend), tiny_runner(capture_sizes=(1, 2)) as runner:
+        graphs, batch = runner.graph_runner, Requests(runner).first(4)
+        assert graphs is not None and graphs._steps is not None
+        stream = Stream(graphs.buffers, monkeypatch)
+        monkeypatch.setattr(graphs.graphs[2], "replay", lambda: stream.replay(2))
+        ids = batch.input_ids.tolist()
+        if is_fed:
+            ids = [11, 12, 13, 14]
+            runner.token_ids[:4] = torch.tensor(ids)
+            batch = fed_batch(batch, np.arange(4, dtype=np.int32))
+            known = graphs._steps._with_known_ids(batch)
+            known.input_ids = known.input_ids.as_subclass(OnDevice)
+            monkeypatch.setattr(graphs._steps, "_with_known_ids", lambda batch: known)
+        runner.forward(batch, StepPlan("split", (2, 2)))
+        stream.run()
+        positions = batch.positions.tolist()
+        assert stream.seen == [(ids[:2], positions[:2]), (ids[2:], positions[2:])]
+
+
+def test_a_launch_that_fails_afterwards_keeps_its_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def start(self) -> None: ...
+
+        def stop(self) -> None:
+            raise RuntimeError("no event")
+
+    with runners_attend_with(PastOnlyBackend), tiny_runner(capture_sizes=(2,)) as runner:
+        graphs, requests = runner.graph_runner, Requests(runner)
+        assert graphs is not None
+        stream = Stream(graphs.buffers, monkeypatch)
+        monkeypatch.setattr(graphs.graphs[2], "replay", lambda: stream.replay(2))
+        batch = requests.first(2)
+        runner.stopwatch = Broken()  # type: ignore[assignment]
+        with pytest.raises(RuntimeError, match="no event"):
+            runner.forward(batch)
+        runner.stopwatch = None
+        runner.forward(fed_batch(batch, np.array([-1, -1], dtype=np.int32)))
+        stream.run()
+        assert stream.seen[0] == (batch.input_ids.tolist(), batch.positions.tolist())
+
+
+class PlanlessBackend(PastOnlyBackend):
+    """Takes its attention plan for no more than a look for requests that are too long."""
+
+    replay_plans_from = "nothing"
+    num_looks = 0
+
+    def init_forward_metadata_replay_cuda_graph(self, *arguments: Any) -> None:
+        self.num_looks += 1
+        super().init_forward_metadata_replay_cuda_graph(*arguments)
+
+
+def test_lengths_are_looked_at_unless_they_were_checked_as_the_batch_was_made() -> None:
+    with runners_attend_with(PlanlessBackend), tiny_runner(capture_sizes=(2,)) as runner:
+        backend, batch = runner.attn_backend, Requests(runner).first(2)
+        assert isinstance(backend, PlanlessBackend)
+        runner.forward(batch)
+        assert backend.num_looks == 0
+        batch.seq_lens_cpu[1] = 10_000
+        with pytest.raises(PlanLayoutError, match="a request has 10000 tokens"):
+            runner.forward(batch, StepPlan("graph", (2,)))
+
+
+def test_a_step_that_was_given_up_is_not_fetched_by_what_comes_after_an_eager_one() -> None:
+    buffers = InputBuffers(8, 1, torch.device("cpu"))
+    buffers.populate(make_batch(2, base=50), graph_follows=True)
+    buffers.populate(make_batch(2, base=70))  # eager
+    buffers.handover.fetch()  # the warm-up of another capture
+    assert buffers.input_ids[:2].tolist() == [70, 71]
 
 
 @pytest.mark.parametrize(

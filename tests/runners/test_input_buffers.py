@@ -167,6 +167,22 @@ def test_a_fed_batch_counts_as_it_is_and_not_as_the_one_that_it_was_made_of() ->
     assert buffers.input_ids[:3].tolist() == [50, 51, 52] and buffers.seq_lens[:3].tolist() == [2, 4, 5]
 
 
+@pytest.mark.parametrize("name", ["seq_lens_cpu", "out_cache_loc"])
+@pytest.mark.parametrize("is_fed", [False, True])
+def test_a_batch_whose_lengths_or_slots_were_written_to_is_not_taken_for_one_as_it_was_made(
+    name: str, is_fed: bool
+) -> None:
+    buffers, batch = make_buffers(), made_batch(small_kv(), 3)
+    buffers.populate(batch)
+    assert buffers.is_as_made
+    getattr(batch, name)[1] = 9
+    if is_fed:
+        batch = fed_batch(batch, np.array([2, -1, 0], dtype=np.int32))
+    buffers.populate(batch)
+    assert not buffers.is_as_made
+    assert rows_of(buffers)[name][1] == 9
+
+
 def test_all_inputs_lie_in_one_packed_buffer() -> None:
     buffers = make_buffers(5)
     start, end = buffers.packed.data_ptr(), buffers.packed.data_ptr() + buffers.packed.nbytes

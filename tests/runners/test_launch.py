@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from concurrent.futures import Executor
+import threading
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -95,6 +96,47 @@ def test_after_an_error_within_the_block_kernels_run_again_and_what_was_asked_fo
     launched: list[Any] = []
     launch({(2,): lambda *arguments, **options: launched.append((arguments, options))}, (2,), 7, PDL=True)
     assert launched == [((7,), {"PDL": True})]
+
+
+class Kernel:
+    """Triton's: what it compiles is ready when the test says so, at once, or never; a launcher is built of it once."""
+
+    def __init__(self, signature: str, future: Future[Any] | None) -> None:
+        self.src, self.metadata = SimpleNamespace(signature=signature), "metadata"
+        if future is not None:
+            self.future = future
+
+    def warmup(self, *_: object, **__: object) -> Self:
+        return self
+
+
+@pytest.mark.usefixtures("triton")
+def test_the_launcher_of_each_signature_is_built_once_when_its_kernel_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built: list[tuple[str, object]] = []
+
+    def build(src: Any, metadata: object) -> None:
+        built.append((src.signature, threading.current_thread() is threading.main_thread()))
+        if src.signature == "refused":
+            raise RuntimeError("no C compiler")
+
+    active = SimpleNamespace(active=SimpleNamespace(launcher_cls=build))
+    monkeypatch.setitem(sys.modules, "triton.runtime", SimpleNamespace(driver=active))
+    early, late, failed = Future[Any](), Future[Any](), Future[Any]()
+    early.set_result(Kernel("early", None))
+    failed.set_exception(RuntimeError("does not compile"))
+    kernels = [
+        Kernel("at once", None), Kernel("at once", None), Kernel("refused", None),
+        Kernel("", early), Kernel("", late), Kernel("", failed),
+    ]  # fmt: skip
+    with compile_ahead():
+        for kernel in kernels * 3:  # once a layer
+            launch(kernel, (1,))
+        compiler = threading.Thread(target=late.set_result, args=[Kernel("late", None)])
+        compiler.start()
+    compiler.join()
+    assert sorted(built) == [(name, False) for name in ("at once", "early", "late", "refused")]
 
 
 @pytest.mark.usefixtures("triton")

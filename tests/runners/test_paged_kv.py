@@ -116,6 +116,17 @@ def test_a_token_without_a_page_has_no_slot(position: int) -> None:
         kv.decode_slots([row], [position])
 
 
+def test_a_position_beyond_the_longest_request_has_no_slot_even_in_a_page_that_is_held() -> None:
+    kv = make_kv(max_seq_len=14)
+    row = kv.add_request()
+    assert kv.extend(row, 14)
+    assert kv.decode_slots([row], [13]).shape == (1,)
+    with pytest.raises(
+        OutOfPagesError, match=r"positions outside 0\.\.13 have no slot: raise model.max_seq_len"
+    ):
+        kv.decode_slots([row], [14])
+
+
 def test_old_columns_are_cleared_on_release() -> None:
     kv = make_kv()
     row = kv.add_request()

@@ -91,6 +91,15 @@ def test_a_possible_forced_plan_is_taken_and_called_forced(plan: StepPlan) -> No
     assert policy().check_forced(3, plan) == StepPlan(plan.mode, plan.sizes, "forced")
 
 
+def test_a_plan_that_is_forced_again_is_checked_for_each_batch() -> None:
+    chosen, plan = policy(), StepPlan("graph", (4,))
+    for batch_size in (3, 3, 4, 3):
+        assert chosen.check_forced(batch_size, plan) == StepPlan("graph", (4,), "forced")
+    with pytest.raises(RunnerError, match="batch of 5 is impossible"):
+        chosen.check_forced(5, plan)
+    assert chosen.check_forced(2, StepPlan("graph", (2,))).sizes == (2,)
+
+
 @pytest.mark.parametrize(
     ("plan", "message"),
     [

@@ -72,8 +72,7 @@ def embed(
     out = table.new_empty(num_rows, size)
     squares = table.new_empty(num_rows, 1, dtype=torch.float32)
     block = 1 << (size - 1).bit_length()
-    # HAZARD: the kernels after this one read lengths and page tables before they wait (`dependent_launch`). What
-    # brings those to the device may be the kernel before this one, so this one starts when that is done.
+    # Without the attribute, as the first kernel of a step: see `dependent_launch`.
     launch(embed_kernel, (num_rows,),
         input_ids, *(fed or (input_ids, input_ids)), table, out, squares, size, HAS_SOURCE=fed is not None, BLOCK=block, PDL=pdl, num_warps=_warps(block),
     )  # fmt: skip

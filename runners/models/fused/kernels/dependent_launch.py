@@ -1,11 +1,13 @@
 """Programmatic dependent launch (PDL): a kernel starts while the one before it still runs.
 
 With `PDL` a kernel lets the next one start at once, and waits for the one before it with
-`wait_for_previous` before it touches anything that a kernel of the same step writes. Ahead of the
-wait it may read what no kernel of the step writes: weights, lengths, page tables.
+`wait_for_previous` before it touches anything that a kernel after the embedding writes. Ahead of the
+wait it may read the rest: weights, and the step's inputs, as lengths and slots, and the page table.
 
 HAZARD: every program must wait, and must not store before the wait: the waits are what orders a
-buffer's next write behind its last read, over any number of kernels.
+buffer's next write behind its last read, over any number of kernels. And the first kernel, the embedding, is
+launched without the attribute: what stands before it may be what brings the inputs, which the kernels after
+it read ahead of their waits.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) fragment_attenti
     if constexpr (SPLITS > 1) cluster_arrive();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int split = blockIdx.x % SPLITS, kv_head = blockIdx.x / SPLITS % KV_HEADS, request = blockIdx.x / (SPLITS * KV_HEADS);
-    // Lengths, pages and slots are inputs of the step: no kernel of the step writes them. Nor the cache of past tokens.
+    // Lengths, pages and slots are inputs of the step: no kernel after the embedding writes them. Nor the cache of past tokens.
     const int position = seq_lens[request] - 1;
     const int* pages = page_table + u64(rows[request]) * table_stride;
     const int span = (position + SPLITS * TURN - 1) / (SPLITS * TURN) * TURN, begin = split * span;

@@ -5,18 +5,22 @@
 // What the host wrote since the last launch has to be seen, so no cache may serve the loads from its memory.
 
 struct State {
-    unsigned long long number;  // of the last image fetched
+    unsigned long long number;  // of the last ticket taken
     long long turn;             // its place among the images
     long long answer;           // where its ids go, or negative
 };
 
-// One CTA. `tickets` are a number and an answer for each of up to 32 images: the image to fetch has the least number
-// above that of the last one fetched. If there is none, the target stays as it is.
+// What else a ticket says, beside its number: the answer, and whether its image is in the target already.
+constexpr long long ANSWER_MASK = 0xffffffff, IS_THERE = 1ll << 32;
+
+// One CTA. Takes the oldest of up to 32 tickets, one an image, that was not taken yet: the one with the least number
+// above that of the last one. If there is none, the target stays as it is.
 extern "C" __global__ void fetch_inputs(
     uint4* target, const uint4* images, const longlong2* tickets, State* state, unsigned long long num_words,
     unsigned long long depth) {
     constexpr unsigned long long NONE = ~0ull;
     __shared__ long long found;
+    __shared__ bool is_there;
     const unsigned word = threadIdx.x;
     // The turns go round, so the image is in all likelihood the next one: it comes along with the tickets, and not
     // after them. Warps may see the state before or after it changes: what counts is whether the guess was right.
@@ -34,18 +38,19 @@ extern "C" __global__ void fetch_inputs(
         if (threadIdx.x == 0 && least == NONE) found = -1;
         if (least != NONE && number == least) {
             found = threadIdx.x;
-            *state = {number, threadIdx.x, ticket.y};
+            is_there = ticket.y & IS_THERE;
+            *state = {number, threadIdx.x, (ticket.y & ANSWER_MASK) - 1};
         }
     }
     __syncthreads();
-    if (found < 0) return;
+    if (found < 0 || is_there) return;
     const uint4* image = images + found * num_words;
     if (word < num_words) target[word] = found == guess ? first : __ldcv(image + word);
     for (unsigned long long next = word + blockDim.x; next < num_words; next += blockDim.x)
         target[next] = __ldcv(image + next);
 }
 
-// One CTA. Writes the ids to the answer of the step that was fetched last, once.
+// One CTA. Writes the ids to the answer of the ticket that was taken last, once.
 extern "C" __global__ void post_ids(
     long long* answers, const long long* ids, State* state, unsigned long long num_ids, unsigned long long stride) {
     const long long answer = state->answer;

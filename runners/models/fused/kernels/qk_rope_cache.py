@@ -58,7 +58,7 @@ def qk_rope_cache_kernel(
     start_next(PDL)
     d = tl.arange(0, HEAD_DIM)
     g = tl.arange(0, GROUP_BLOCK)
-    # Positions and slots are inputs of the step: no kernel of the step writes them.
+    # Positions and slots are inputs of the step: no kernel after the embedding writes them.
     cos_sin = cos_sin_ptr + tl.load(positions_ptr + token) * HEAD_DIM
     slot = token
     if HAS_SLOTS:

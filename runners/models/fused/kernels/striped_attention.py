@@ -157,7 +157,7 @@ def striped_attention_kernel(
     kv_head, way = head_block * HEADS + stripe % HEADS, stripe // HEADS
     d = tl.arange(0, HEAD_DIM)
     start_next(PDL)
-    # Lengths, pages and slots are inputs of the step: no kernel of the step writes them.
+    # Lengths, pages and slots are inputs of the step: no kernel after the embedding writes them.
     seq_len = tl.load(seq_lens_ptr + request)
     pages = page_table_ptr + tl.load(request_ptr + request).to(tl.int64) * page_table_stride
     past = seq_len - 1 if FUSED else seq_len
