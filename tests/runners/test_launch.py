@@ -135,7 +135,7 @@ def test_the_launcher_of_each_signature_is_built_once_when_its_kernel_is_compile
             launch(kernel, (1,))
         compiler = threading.Thread(target=late.set_result, args=[Kernel("late", None)])
         compiler.start()
-    compiler.join()
+        compiler.join()
     assert sorted(built) == [(name, False) for name in ("at once", "early", "late", "refused")]
 
 

@@ -84,6 +84,8 @@ def compile_ahead() -> Iterator[None]:
 
     mode = getattr(triton, "AsyncCompileMode", None)
     with ExitStack() as stack:
+        # Last: what is compiled after the block notes what it has asked for, too.
+        stack.callback(_asked.clear)
         pool = stack.enter_context(ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)))
         if mode is not None:
             # Older versions do not know it, and raise at the block's end.
@@ -94,4 +96,3 @@ def compile_ahead() -> Iterator[None]:
             yield
         finally:
             _pool = None
-            _asked.clear()
