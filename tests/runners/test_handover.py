@@ -20,7 +20,7 @@ from runners.models.fused import nvrtc
 from runners.padding import StepPlan
 from tests.runners.kernel_source import needs_nvrtc
 from tests.runners.past_only import PastOnlyBackend, runners_attend_with
-from tests.runners.test_input_buffers import make_batch
+from tests.runners.test_input_buffers import OnDevice, make_batch
 from tests.runners.tiny_runner import Requests, tiny_runner
 
 DEPTH = 4
@@ -149,12 +149,6 @@ def test_inputs_that_a_graph_will_fetch_stay_with_the_host_until_then() -> None:
     assert torch.equal(buffers.packed, before)
     buffers.handover.fetch()
     assert buffers.input_ids[:3].tolist() == [50, 51, 0]
-
-
-class OnDevice(torch.Tensor):
-    """A host tensor that says it is not one."""
-
-    is_cpu = False  # type: ignore[assignment]
 
 
 def test_inputs_on_the_device_are_not_overwritten_by_the_graph() -> None:

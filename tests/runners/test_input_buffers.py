@@ -22,6 +22,12 @@ MAX_BS = 8
 FILL = 1
 
 
+class OnDevice(torch.Tensor):
+    """A host tensor that says it is not one."""
+
+    is_cpu = False  # type: ignore[assignment]
+
+
 def make_buffers(max_bs: int = MAX_BS) -> InputBuffers:
     return InputBuffers(max_bs, FILL, torch.device("cpu"))
 
@@ -218,11 +224,6 @@ def test_host_lengths_of_a_batch_outlive_the_next_batches() -> None:
 
 
 def test_inputs_on_the_device_are_copied_there_and_their_padding_rows_stay() -> None:
-    class OnDevice(torch.Tensor):
-        """A host tensor that says it is not one."""
-
-        is_cpu = False  # type: ignore[assignment]
-
     buffers, batch = make_buffers(), make_batch(3)
     buffers.populate(make_batch(8))
     batch.input_ids = batch.input_ids.as_subclass(OnDevice)
