@@ -186,14 +186,18 @@ class DecodeSteps:
         if source == "nothing" and buffers.is_as_made:
             return
         static = buffers.static_batch(size)
-        self._runner.attn_backend.init_forward_metadata_replay_cuda_graph(
-            size,
-            static.req_pool_indices,
-            static.seq_lens,
-            batch.seq_lens_sum + (size - batch.batch_size) * self._graphs.seq_len_fill_value,
-            ForwardMode.DECODE,
-            buffers.first_seq_lens_cpu(size),
-        )
+        try:
+            self._runner.attn_backend.init_forward_metadata_replay_cuda_graph(
+                size,
+                static.req_pool_indices,
+                static.seq_lens,
+                batch.seq_lens_sum + (size - batch.batch_size) * self._graphs.seq_len_fill_value,
+                ForwardMode.DECODE,
+                buffers.first_seq_lens_cpu(size),
+            )
+        except PlanLayoutError:
+            buffers.handover.take_back()
+            raise
 
     def settle(self) -> None:
         """Record the events of the staging buffers: after the launch the time costs the step nothing."""

@@ -72,14 +72,15 @@ class Handover(ABC):
     def hand_in(self, turn: int, wants_ids: bool = False, is_there: bool = False) -> None:
         """Hand in a ticket for the image of `turn`: a launch of a graph that fetches is to follow.
 
-        The ticket handed in before is taken back, if no launch did.
+        If no launch was noted for the ticket before, its step was given up, or it failed at any point: then this
+        waits for what is queued, and what is left of that ticket counts no longer.
 
         Args:
             turn: which image.
             wants_ids: the ids of the step are to be posted.
             is_there: the image was uploaded already.
         """
-        self.take_back()
+        self.drop_doubtful()
         content = _IS_THERE if is_there else 0
         if wants_ids:
             self._answer = (self._answer + 1) % NUM_ANSWERS
@@ -95,10 +96,24 @@ class Handover(ABC):
         self._open = None
 
     def take_back(self) -> None:
-        """Take back the ticket handed in last, if no launch for it was noted: its step was given up."""
+        """Take back the ticket handed in last, for which nothing was launched."""
+        if self._open is None:
+            return
+        if self._numbers[2 * self._open + 1] % _IS_THERE:
+            self._answer = (self._answer - 1) % NUM_ANSWERS
+        self._numbers[2 * self._open] = 0
+        self._open = None
+
+    def drop_doubtful(self) -> None:
+        """Drop a ticket of which it is not known whether a launch has been queued that takes it."""
         if self._open is not None:
+            self._wait()
             self._numbers[2 * self._open] = 0
             self._open = None
+
+    @abstractmethod
+    def _wait(self) -> None:
+        """Wait until what is queued has taken its tickets."""
 
     def answer(self, num_ids: int) -> npt.NDArray[np.int64]:
         """Return the first ids of the last step that wanted them: there once it has run, for `NUM_ANSWERS` - 1 more."""
@@ -128,6 +143,9 @@ class _DeviceHandover(Handover):
 
     def upload(self, turn: int) -> None:
         self._uploads[turn].queue()
+
+    def _wait(self) -> None:
+        torch.cuda.current_stream(self._target.device).synchronize()
 
 
 class KernelHandover(_DeviceHandover):
@@ -191,6 +209,9 @@ class TorchHandover(Handover):
 
     def upload(self, turn: int) -> None:
         self._target.copy_(self.images[turn])
+
+    def _wait(self) -> None:
+        """Nothing is queued on the host."""
 
     def fetch(self) -> None:
         tickets = self._tickets.tolist()

@@ -185,7 +185,8 @@ class InputBuffers:
         Args:
             batch: the step.
             graph_follows: the next launch is that of a graph that begins with `handover.fetch`, and
-                `handover.note_launch` is called then; or the step is given up. Such a graph brings the inputs.
+                `handover.note_launch` is called then, or `take_back` if there is none. Such a graph brings the
+                inputs.
             wants_ids: what that graph leaves by `handover.post` will be read.
             at_once: the inputs are needed on the device ahead of that graph.
 
@@ -203,7 +204,7 @@ class InputBuffers:
         on_device = self._staging[turn].write(batch)
         is_there = at_once or bool(on_device) or not (graph_follows and handover.is_captured)
         if is_there:
-            handover.take_back()
+            handover.drop_doubtful()
             handover.upload(turn)
             for name, source in on_device:
                 self._copy_on_device(name, source)

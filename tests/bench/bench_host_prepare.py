@@ -275,6 +275,7 @@ def by_parts(
     timed(samples["settle"], steps.settle)
     timed(samples["confirm"], lambda: steps._addresses.check(steps._seen, named))
     timed(samples["inputs_alone"], lambda: graphs.buffers.populate(batch, graph_follows=True))
+    graphs.buffers.handover.take_back()
     steps.settle()  # or the next step would do it, while it is timed
 
 

@@ -18,6 +18,7 @@ from runners.handover import MAX_DEPTH, NUM_ANSWERS, TorchHandover, create_hando
 from runners.input_buffers import InputBuffers
 from runners.models.fused import nvrtc
 from runners.padding import StepPlan
+from runners.token_reader import TokenReader
 from tests.runners.kernel_source import needs_nvrtc
 from tests.runners.past_only import PastOnlyBackend, runners_attend_with
 from tests.runners.test_input_buffers import OnDevice, make_batch
@@ -266,6 +267,35 @@ def test_lengths_are_looked_at_unless_they_were_checked_as_the_batch_was_made() 
         batch.seq_lens_cpu[1] = 10_000
         with pytest.raises(PlanLayoutError, match="a request has 10000 tokens"):
             runner.forward(batch, StepPlan("graph", (2,)))
+
+
+def test_an_interrupt_right_after_a_launch_leaves_it_its_inputs() -> None:
+    """The host knows nothing of the launch: it waits for what is queued before it drops the ticket."""
+    handover, seen = make(), []  # type: tuple[TorchHandover, list[int]]
+    hand_in(handover, 0, 5)
+    handover._wait = lambda: seen.append(fetched(handover))  # type: ignore[method-assign]
+    hand_in(handover, 1, 6)
+    handover.note_launch()
+    assert seen == [5] and fetched(handover) == 6
+
+
+def test_steps_that_are_given_up_use_up_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with runners_attend_with(PastOnlyBackend), tiny_runner(capture_sizes=(2,)) as runner:
+        requests, reader = Requests(runner), TokenReader(torch.device("cpu"), 4, num_buffers=3)
+        output = runner.forward(requests.first(2))
+        assert output.next_token_ids is not None
+        tokens, pending = output.next_token_ids.tolist(), reader.enqueue(output)
+
+        def refuse(*arguments: object) -> None:
+            raise PlanLayoutError("another layout")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runner.attn_backend, "init_forward_metadata_replay_cuda_graph", refuse)
+            for _ in range(2 * NUM_ANSWERS - 1):
+                with pytest.raises(PlanLayoutError):
+                    runner.forward(requests.first(2), StepPlan("graph", (2,)))
+        runner.forward(requests.first(1))
+        assert pending.read().tolist() == tokens
 
 
 def test_a_step_that_was_given_up_is_not_fetched_by_what_comes_after_an_eager_one() -> None:
