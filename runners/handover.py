@@ -83,8 +83,7 @@ class Handover(ABC):
         self.drop_doubtful()
         content = _IS_THERE if is_there else 0
         if wants_ids:
-            self._answer = (self._answer + 1) % NUM_ANSWERS
-            content += 1 + self._answer
+            content += 1 + (self._answer + 1) % NUM_ANSWERS
         self._number += 1
         self._numbers[2 * turn + 1] = content
         # Last: with its number the rest of it counts.
@@ -92,31 +91,34 @@ class Handover(ABC):
         self._open = turn
 
     def note_launch(self) -> None:
-        """The launch for the ticket handed in last was queued."""
-        self._open = None
+        """The launch for the ticket handed in last was queued: an answer that it wants is the last one from now on."""
+        if self._open is not None:
+            wanted = self._numbers[2 * self._open + 1] % _IS_THERE
+            if wanted:
+                self._answer = wanted - 1
+            self._open = None
 
     def take_back(self) -> None:
         """Take back the ticket handed in last, for which nothing was launched."""
-        if self._open is None:
-            return
-        if self._numbers[2 * self._open + 1] % _IS_THERE:
-            self._answer = (self._answer - 1) % NUM_ANSWERS
-        self._numbers[2 * self._open] = 0
-        self._open = None
+        if self._open is not None:
+            self._numbers[2 * self._open] = 0
+            self._open = None
 
     def drop_doubtful(self) -> None:
         """Drop a ticket of which it is not known whether a launch has been queued that takes it."""
         if self._open is not None:
             self._wait()
-            self._numbers[2 * self._open] = 0
-            self._open = None
+            self.take_back()
 
     @abstractmethod
     def _wait(self) -> None:
         """Wait until what is queued has taken its tickets."""
 
     def answer(self, num_ids: int) -> npt.NDArray[np.int64]:
-        """Return the first ids of the last step that wanted them: there once it has run, for `NUM_ANSWERS` - 1 more."""
+        """Return the first ids of the last step launched that wanted them.
+
+        They are there once it has run, and for `NUM_ANSWERS` - 1 further ones.
+        """
         return self._ids[self._answer][:num_ids]
 
     @abstractmethod

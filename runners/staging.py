@@ -190,15 +190,10 @@ def kernel_call(
     function: int, grid: int, threads: int, values: Sequence[int], device_index: int
 ) -> DriverCall:
     """Return the launch of a kernel whose parameters are these, of eight bytes each."""
-    stream = ctypes.c_void_p(0)
-    arguments = launch_arguments(function, grid, threads, values, stream)
-    return DriverCall(_loaded_driver().cuLaunchKernel, arguments, stream, device_index)
-
-
-def _loaded_driver() -> ctypes.CDLL:
-    library = driver()
+    library, stream = driver(), ctypes.c_void_p(0)
     assert library is not None, "a kernel was loaded without the driver"
-    return library
+    arguments = launch_arguments(function, grid, threads, values, stream)
+    return DriverCall(library.cuLaunchKernel, arguments, stream, device_index)
 
 
 def launch_arguments(

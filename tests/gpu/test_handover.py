@@ -11,6 +11,7 @@ from runners.input_buffers import InputBuffers
 from runners.models.fused import nvrtc
 from runners.staging import CopyFences, load_kernel
 from tests.runners.kernel_source import needs_nvrtc
+from tests.runners.test_handover import fetched
 from tests.runners.test_input_buffers import make_batch
 
 #: The inputs of 8, 256 and 2048 requests: less than a CTA takes at once, and more.
@@ -22,13 +23,6 @@ def make(device: torch.device, num_bytes: int = 9216) -> KernelHandover:
     made = create_handover(torch.zeros(num_bytes, dtype=torch.uint8, device=device), DEPTH, NUM_IDS)
     assert isinstance(made, KernelHandover)
     return made
-
-
-def fetched(handover: KernelHandover) -> int:
-    handover.fetch()
-    values = handover._target.unique().tolist()
-    assert len(values) == 1
-    return int(values[0])
 
 
 @needs_nvrtc

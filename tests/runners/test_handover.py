@@ -14,7 +14,7 @@ from runners import handover as handover_module
 from runners.attention.torch_backend import TorchAttentionBackend
 from runners.batches import fed_batch
 from runners.errors import PlanLayoutError
-from runners.handover import MAX_DEPTH, NUM_ANSWERS, TorchHandover, create_handover
+from runners.handover import MAX_DEPTH, NUM_ANSWERS, Handover, TorchHandover, create_handover
 from runners.input_buffers import InputBuffers
 from runners.models.fused import nvrtc
 from runners.padding import StepPlan
@@ -38,7 +38,7 @@ def hand_in(handover: TorchHandover, turn: int, value: int, wants_ids: bool = Fa
     handover.hand_in(turn, wants_ids)
 
 
-def fetched(handover: TorchHandover) -> int:
+def fetched(handover: Handover) -> int:
     handover.fetch()
     values = handover._target.unique().tolist()
     assert len(values) == 1
